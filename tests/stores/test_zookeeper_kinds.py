@@ -16,13 +16,21 @@ from kazoo.exceptions import ConnectionLoss
 from kazoo.security import make_acl, make_digest_acl
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock, Skipped, Unsupported
+from asynclock.stores.port import PROBE
 from asynclock.stores.zookeeper import ZooKeeperStore
 from tests.support.cancelled_waits import nothing_is_left
-from tests.support.probes import acquisitions_of, waits_for_notice
+from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT, until
 from tests.support.zookeeper_clients import client_of
-from tests.support.zookeeper_probes import connection_of, contenders_of, held_request, most_sent, watchers_of
+from tests.support.zookeeper_probes import (
+    connection_of,
+    contenders_of,
+    held_request,
+    most_sent,
+    seen_at,
+    watchers_of,
+)
 
 DONE_FOR = 8.0
 """Seconds for which a run counts as done: on a busy machine a program of kazoo needs some of them to start."""
@@ -242,6 +250,53 @@ async def test_an_operator_deletes_one_of_several_nodes_at_once(
             async with other(each):
                 pass
     await until(lambda: not contenders_of(client))
+
+
+async def test_d7_a_deleted_hold_is_lost_although_its_ticket_stayed(
+    clients: list[Redlock], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection was lost twice when the ticket was to be deleted: after the grant, and after the nodes were gone.
+    A hold without nodes would be extended for ever."""
+    client, other = clients[:2]
+    names, lost = [f"{name}:{each}" for each in "ab"], list[str]()
+    async with client.multi(*names):
+        pass
+    connection = connection_of(client)
+    delete = connection.delete
+
+    async def deleted(path: str) -> bool:
+        if ("__wait__" in path or "__next__" in path) and len(lost) < 2:
+            lost.append(path)
+            raise ConnectionLoss
+        return bool(await delete(path))
+
+    monkeypatch.setattr(connection, "delete", deleted)
+    async with asyncio.timeout(LIMIT):
+        async with other(names[1]):
+            asking = asyncio.create_task(client.multi(*names).acquire(timeout=None))
+            await until(lambda: any(each.ticket for each in contenders_of(client).values()))
+        lease = await asking
+        await until(lambda: len(lost) == 1)
+        await other.break_lock(names[0])
+        await until(lambda: len(lost) == 2)
+        with pytest.raises(LockLost):
+            await lease.extend()
+    await until(lambda: not contenders_of(client))
+
+
+async def test_a_check_without_an_answer_leaves_no_node(clients: list[Redlock]) -> None:
+    """It would stay for as long as the session, one for each call of `health`. The next check deletes it."""
+    client = clients[0]
+    assert (await client.health()).ok
+    (node,) = nodes_of(client)
+    before = len(await seen_at(node, PROBE))
+    with held_request(client, "delete", lambda: True) as reached:
+        checking = asyncio.create_task(client.health())
+        await reached.wait()
+        checking.cancel()
+        await asyncio.wait({checking})
+    assert (await client.health()).ok
+    assert len(await seen_at(node, PROBE)) <= before
 
 
 def test_what_it_cannot_keep_is_unsupported_when_the_lock_is_made() -> None:

@@ -17,6 +17,7 @@ from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores import backlog
 from asynclock.stores.backlog import SLICE
 from asynclock.stores.zookeeper import ZooKeeperStore, node
+from asynclock.stores.zookeeper.connection import SessionState
 from asynclock.stores.zookeeper.handler import Handler
 from asynclock.stores.zookeeper.pipeline import MOST, Answer, Inbox, Requests
 from tests.support.fake_clock import FakeClock
@@ -25,7 +26,7 @@ from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, LONG, until
 from tests.support.zookeeper_clients import client_of
-from tests.support.zookeeper_probes import connection_of, contenders_of, held_thread, under_way
+from tests.support.zookeeper_probes import change, connection_of, contenders_of, held_thread, under_way
 
 
 @pytest.fixture
@@ -220,3 +221,15 @@ async def test_f5_a_burst_of_acquires_is_served(shared_zookeeper: ZooKeeper, nam
         for lease in held:
             await lease.release()
     assert longest < 0.5
+
+
+async def test_many_holds_after_a_reconnect(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The client looks whether their nodes are there, some in each turn of the loop."""
+    async with client_of(shared_zookeeper) as client:
+        held = [await client(f"{name}:{number}").acquire(timeout=None) for number in range(300)]
+        before = len(asyncio.all_tasks())
+        change(client, SessionState.CONNECTED)
+        assert len(asyncio.all_tasks()) - before <= 2 * SLICE
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*(lease.extend() for lease in held))
+            await asyncio.gather(*(lease.release() for lease in held))

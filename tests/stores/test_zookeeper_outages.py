@@ -17,12 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from kazoo.client import KazooClient
 
-from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock
+from asynclock import ConfigError, Lease, LockError, LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown
 from asynclock.stores.zookeeper.handler import Handler
+from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
-from tests.support.waiters import LIMIT
-from tests.support.zookeeper_clients import SHORT, SOON, client_of
+from tests.support.still_clock import turns
+from tests.support.waiters import LIMIT, until
+from tests.support.zookeeper_clients import SHORT, SOON, behind, client_of
 from tests.support.zookeeper_probes import end_thread, thread_of
 
 # -- the server ------------------------------------------------------------------------------------------------------
@@ -119,6 +121,61 @@ async def test_a_close_does_not_wait_for_a_frozen_server(zookeepers: ZooKeepers,
     async with asyncio.timeout(LIMIT):
         await client.aclose()
     assert not lease.held
+
+
+@pytest.mark.parametrize("call", ["release", "extend", "locked", "break_lock"])
+async def test_a_close_ends_the_calls_that_are_under_way(zookeeper_proxy: TcpProxy, name: str, call: str) -> None:
+    """The servers carry a call out, and their answer does not come. Nobody waits for it after the close."""
+    client = behind(zookeeper_proxy)
+    lease = await client(name).acquire(timeout=None)
+    zookeeper_proxy.hold_replies()
+    asked = lease.release() if call == "release" else lease.extend() if call == "extend" else None
+    asked = asked or (client(name).locked() if call == "locked" else client.break_lock(name))
+    asking: asyncio.Future[object] = asyncio.ensure_future(asked)
+    await until(lambda: zookeeper_proxy.held)
+    async with asyncio.timeout(LIMIT):
+        await client.aclose()
+        with contextlib.suppress(LockError):
+            await asking
+
+
+@pytest.mark.parametrize("turn", range(1, 5))
+async def test_a_program_that_cancels_all_tasks_loses_no_release(
+    shared_zookeeper: ZooKeeper, name: str, turn: int
+) -> None:
+    """As asyncio.run does after Ctrl-C: the tasks of the library are among them. The caller of the release has its
+    answer, and the node is deleted."""
+    async with client_of(shared_zookeeper) as client, client_of(shared_zookeeper) as other:
+        lease = await client(name).acquire(timeout=None)
+        releasing = asyncio.create_task(lease.release())
+        await turns(turn)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        async with asyncio.timeout(LIMIT):
+            await asyncio.wait({releasing})
+            await (await other(name).acquire(timeout=None)).release()
+
+
+async def test_without_a_thread_the_next_call_connects(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system gave none for the connection. The error says so."""
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with contextlib.AsyncExitStack() as stack:
+        client = client_of(shared_zookeeper, patience=0.0)
+        stack.push_async_callback(client.aclose)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(QuorumUnavailable, match="can't start new thread"):
+                await client(name).acquire(timeout=0)
+        async with asyncio.timeout(LIMIT):
+            while True:
+                with contextlib.suppress(QuorumUnavailable):
+                    async with client(name):
+                        break
 
 
 async def test_a_session_shorter_than_the_lease_is_refused(zookeepers: ZooKeepers, name: str) -> None:

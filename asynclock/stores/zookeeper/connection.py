@@ -142,9 +142,14 @@ class Connection:
         return self._handler.trouble
 
     def start(self) -> None:
-        """Connect, in the background and for ever."""
+        """Connect, in the background and for ever. Raises RuntimeError if the system gives no thread."""
         self._beat()
-        self._client.start_async()
+        try:
+            self._client.start_async()
+        except RuntimeError:
+            if self._timer is not None:
+                self._timer.cancel()
+            raise
 
     async def close(self) -> None:
         """End the session. The servers delete what it holds."""

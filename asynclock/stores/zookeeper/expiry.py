@@ -22,12 +22,16 @@ class Expiry:
         self._contenders = contenders
         self._end = end
         self._timer: Timer | None = None
+        self._due = math.inf
 
     def ends_at(self, contender: Contender, ends: float) -> None:
         """The hold ends then, unless it is extended."""
         contender.ends = ends if contender.ends == math.inf else max(ends, contender.ends)
-        if self._timer is None:
-            self._timer = self._clock.call_at(contender.ends, self._sweep)
+        if self._timer is not None and contender.ends >= self._due:
+            return
+        if self._timer is not None:  # it was granted by a ticket that was sent long ago
+            self._timer.cancel()
+        self._sweep_at(contender.ends)
 
     def _sweep(self) -> None:
         self._timer, now, soonest = None, self._clock.now(), math.inf
@@ -39,7 +43,10 @@ class Expiry:
             else:
                 soonest = min(soonest, contender.ends)
         if soonest < math.inf:
-            self._timer = self._clock.call_at(soonest, self._sweep)
+            self._sweep_at(soonest)
+
+    def _sweep_at(self, when: float) -> None:
+        self._due, self._timer = when, self._clock.call_at(when, self._sweep)
 
     def stop(self) -> None:
         """The node closes."""

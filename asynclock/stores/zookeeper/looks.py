@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NoNodeError
 
-from asynclock.rules.model import ANY, DONE, ID_LENGTH
+from asynclock.rules.model import ANY, DONE
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.port import PROBE, Checked, NodeView, WaiterView
 from asynclock.stores.zookeeper.contender import read
@@ -31,9 +30,10 @@ _PAGE = 500
 class Looks:
     """Over one connection. All raise kazoo's exceptions."""
 
-    def __init__(self, servers: Connection, settings: Settings) -> None:
+    def __init__(self, servers: Connection, settings: Settings, random: str) -> None:
         self._servers = servers
         self._settings = settings
+        self._random = random  # the beginning of the names of all nodes of checks
 
     def _path(self, name: str) -> str:
         return f"{self._settings.root}/{escaped(name)}"
@@ -112,17 +112,18 @@ class Looks:
         return {each for each, was in zip(paths, gone, strict=True) if was}, kept
 
     async def check_vote(self, clock: Clock) -> Checked:
-        """Create a node of the reserved name, and delete it, as an acquire and its release do."""
+        """Create a node of the reserved name, and delete it, as an acquire and its release do; and those that are left
+        of checks without an answer, which would stay with the session."""
         began, path = clock.now(), self._path(PROBE)
-        random = secrets.token_hex(ID_LENGTH // 2)
-        node = f"{path}/{prefix_of(self._settings.layout, random, MUTEX)}"
+        prefix = prefix_of(self._settings.layout, self._random, MUTEX)
+        node, data = f"{path}/{prefix}", self._random.encode()
         try:
-            made, _ = await self._servers.create(node, random.encode())
+            made, _ = await self._servers.create(node, data)
         except NoNodeError:
             await self._servers.ensure(path)
-            made, _ = await self._servers.create(node, random.encode())
-        await self._servers.children(path)
-        await self._servers.delete(made)
+            made, _ = await self._servers.create(node, data)
+        mine = [each for each in await self._servers.children(path) if each.startswith(prefix)]
+        await asyncio.gather(*(self._servers.delete(f"{path}/{each}") for each in mine))
         if self._settings.ttl_nodes:
             await self._servers.create_for(f"{made}-ttl", b"", 1.0)
             await self._servers.delete(f"{made}-ttl")

@@ -31,7 +31,7 @@ from asynclock._clock import LATE
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
 from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
-from asynclock.stores.backlog import Asked, Backlog
+from asynclock.stores.backlog import SLICE, Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
@@ -44,7 +44,7 @@ from asynclock.stores.zookeeper.places import Places
 from asynclock.stores.zookeeper.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
     from asynclock._time import Timer
@@ -64,11 +64,13 @@ _RECONNECTS = 6
 class _Asked(Asked):
     """An op, and what it asked for when it was sent. Its owner may change the op before it is carried out."""
 
-    __slots__ = ("contender", "lease", "number", "tasks")
+    __slots__ = ("contender", "is_answered", "is_begun", "lease", "number", "tasks")
 
     def __init__(self, op: Op, contender: Contender | None, handler: ReplyHandler) -> None:
         super().__init__(op, handler)
         self.contender = contender
+        self.is_begun = False  # its task has had its first step
+        self.is_answered = False  # its handler has been called
         self.number = op.queueing.number  # of the ticket; 0: none
         self.tasks = op.queueing.tasks
         self.lease = op.lease
@@ -112,10 +114,14 @@ class ZooKeeperNode:
     async def open(self) -> None:
         if self._connection is None:
             self._up = asyncio.Event()
-            self._connection = Connection(
-                self._settings.address, self._connect_timeout, self._changed, self._session_expired
-            )
-            self._connection.start()
+            connection = Connection(self._settings.address, self._connect_timeout, self._changed, self._session_expired)
+            try:
+                connection.start()
+            except RuntimeError as error:  # the system gives no thread: the next op tries again
+                self.error = ConnectionError(f"{self.label} is not connected: {error}")
+                self._reports.down(self.error)
+                return
+            self._connection = connection
         if self.error is None or self._up is None:
             return
         try:
@@ -161,12 +167,24 @@ class ZooKeeperNode:
             return
         self._reports.up()
         self._backlog.begin_more()
-        for contender in list(self._contenders.values()):
-            if contender.given_up:
-                self.spawn(self._clean(contender))
-            elif contender.granted:
-                self.spawn(self._turns.look_again(contender))
         self._listener.connected(self._index)
+        self._for_each(self._look_after, list(self._contenders.values()))
+
+    def _for_each(self, act: Callable[[Contender], object], contenders: list[Contender]) -> None:
+        """Some of them in each turn of the loop."""
+        for contender in contenders[:SLICE]:
+            act(contender)
+        if left := contenders[SLICE:]:
+            asyncio.get_running_loop().call_soon(self._for_each, act, left)
+
+    def _look_after(self, contender: Contender) -> None:
+        """The connection is back. If it is lost again, the next one does this."""
+        if self.error is not None or self._closed:
+            return
+        if contender.given_up:
+            self.spawn(self._clean(contender))
+        elif contender.granted:
+            self.spawn(self._turns.look_again(contender))
 
     def _is_disconnected(self) -> None:
         """No server has answered since the connection was lost."""
@@ -178,12 +196,16 @@ class ZooKeeperNode:
         """Rule 4."""
         if self._closed:
             return
-        for contender in list(self._contenders.values()):
-            granted = contender.granted
+        contenders = list(self._contenders.values())
+        held = [contender for contender in contenders if contender.granted]
+        for contender in contenders:
             contender.forget()
-            if granted:
-                self.notify(contender, expired=True)
             self._drop(contender)
+        self._for_each(self._has_expired, held)
+
+    def _has_expired(self, contender: Contender) -> None:
+        if not self._closed:
+            self.notify(contender, expired=True)
 
     def _drop(self, contender: Contender) -> None:
         """Forget a contender of which nothing is at the servers, once no op needs it."""
@@ -226,8 +248,14 @@ class ZooKeeperNode:
             asked.op.sent = self._clock.now()
         task = self.spawn(self._answer(asked))
         self._ops.add(task)
-        task.add_done_callback(self._ops.discard)
+        task.add_done_callback(partial(self._ended, asked))
         return task
+
+    def _ended(self, asked: _Asked, task: asyncio.Task[None]) -> None:
+        self._ops.discard(task)
+        if not asked.is_begun:  # it was cancelled before its first step
+            self._was_cancelled(asked)
+            self._leave(asked)
 
     def _begin_counted(self, asked: _Asked) -> None:
         self._under_way += 1
@@ -245,43 +273,59 @@ class ZooKeeperNode:
 
     def _dropped(self, asked: _Asked) -> None:
         """It was not sent."""
-        if asked.contender is not None:
-            asked.contender.users -= 1
-            self._drop(asked.contender)
+        self._leave(asked)
 
     async def _answer(self, asked: _Asked) -> None:
         """Carry an op out, and answer it or its failure by its deadline."""
-        op, contender, handler = asked.op, asked.contender, asked.handler
-        overdue, within = False, handler.deadline - handler.sent
+        asked.is_begun, handler = True, asked.handler
+        within = handler.deadline - handler.sent
         timer: Timer
 
-        def fail(*, is_last: bool = False) -> None:
-            nonlocal overdue, timer
+        def overdue(*, is_last: bool = False) -> None:
+            nonlocal timer
             late = self._clock.now() - handler.deadline
             if late > LATE and not is_last:  # the loop was blocked: it first reads what has come
-                timer = self._clock.call_at(self._clock.now() + min(late, within), partial(fail, is_last=True))
+                timer = self._clock.call_at(self._clock.now() + min(late, within), partial(overdue, is_last=True))
                 return
-            overdue = True
+            asked.is_answered = True
             handler.fail(self._index, TimeoutError(f"{self.label} did not answer within {within:.3g} s"), maybe=True)
 
-        timer = self._clock.call_at(handler.deadline, fail)
+        timer = self._clock.call_at(handler.deadline, overdue)
         try:
             vote = await self._carry_out(asked)
         except Exception as error:  # any failure of kazoo
             if not isinstance(why := error_of(self.label, error), ConfigError) and isinstance(self.error, Reconnecting):
                 why = self.error
-            if not overdue:
-                handler.fail(self._index, why, maybe=not isinstance(error, ConfigError))
-            if op.verb is Verb.RELEASE and contender is not None and self.error is None:
-                self.spawn(self._clean(contender))
+            self._failed(asked, why, maybe=not isinstance(error, ConfigError))
+        except asyncio.CancelledError:
+            self._was_cancelled(asked)
+            raise
         else:
-            if not overdue:
+            if not asked.is_answered:
+                asked.is_answered = True
                 handler.answer(self._index, vote)
         finally:
             timer.cancel()
-            if contender is not None:
-                contender.users -= 1
-                self._drop(contender)
+            self._leave(asked)
+
+    def _leave(self, asked: _Asked) -> None:
+        """It needs its contender no more."""
+        if asked.contender is not None:
+            asked.contender.users -= 1
+            self._drop(asked.contender)
+
+    def _was_cancelled(self, asked: _Asked) -> None:
+        """By a close, or by the program, which cancels all tasks of its loop. Without an answer its caller would wait
+        for ever."""
+        self._failed(asked, ConnectionError(f"{self.label}: the task of this request was cancelled"), maybe=True)
+
+    def _failed(self, asked: _Asked, error: Exception, *, maybe: bool) -> None:
+        """Answer it, unless it was overdue. What a release left is deleted in the background."""
+        if asked.op.verb is Verb.RELEASE and asked.contender is not None and self.error is None and not self._closed:
+            self.spawn(self._clean(asked.contender))
+        if not asked.is_answered:
+            asked.is_answered = True
+            asked.handler.fail(self._index, error, maybe=maybe)
 
     async def _carry_out(self, asked: _Asked) -> Grant | Refused:
         op, contender = asked.op, asked.contender
@@ -409,7 +453,11 @@ class ZooKeeperNode:
     # -- tasks, and the end --------------------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = own_task(self._run(work), f"asynclock {self.label}", self._tasks.discard)
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            work.close()  # it was not begun if its task was cancelled before the first step
+
+        task = own_task(self._run(work), f"asynclock {self.label}", ended)
         self._tasks.add(task)
         return task
 

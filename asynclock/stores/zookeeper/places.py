@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NoNodeError, SessionExpiredError
 
+from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.port import Refused
 from asynclock.stores.zookeeper.contender import Own, data_of_mark
 from asynclock.stores.zookeeper.errors import HOPELESS
@@ -49,6 +51,7 @@ class Places:
         self._clock = clock
         self._layout = settings.layout
         self._connection = servers
+        self._random = secrets.token_hex(ID_LENGTH // 2)
 
     @property
     def servers(self) -> Connection:
@@ -58,7 +61,7 @@ class Places:
     @property
     def looks(self) -> Looks:
         """Over the same connection."""
-        return Looks(self.servers, self._settings)
+        return Looks(self.servers, self._settings, self._random)
 
     def path(self, name: str) -> str:
         """The node of a lock."""
@@ -152,9 +155,9 @@ class Places:
         contender.doubtful = False
 
     async def are_there(self, contender: Contender) -> bool:
-        """Whether its nodes are there. It is a round trip on the session."""
+        """Whether it has nodes, and they are there. It is a round trip on the session."""
         stats = await asyncio.gather(*(self.servers.exists(own.path) for own in contender.nodes))
-        return all(
+        return bool(contender.nodes) and all(
             stat is not None and stat.czxid == own.czxid for stat, own in zip(stats, contender.nodes, strict=True)
         )
 

@@ -216,6 +216,7 @@ class Turns:
                     self._host.notify(contender, broken=True)
                 elif watch < 0:
                     self.watch_own(contender)
+                    await self._places.withdraw(contender)  # a ticket that was not withdrawn at the grant
                 return
             if not contender.waits:
                 return
