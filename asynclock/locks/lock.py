@@ -148,6 +148,8 @@ class Lock:
                 refusal = refusal if found is None else refusal._replace(holder=found.holder, left=found.left)
         except WrongKind:
             raise (await wrong_kind(session, self._parts)) from None
+        finally:
+            del task, terms  # the error with which a task ends refers to this frame: a cycle would stay
         return refusal
 
     async def _take_observed(self, session: Session, terms: Terms, opened_in: float) -> Tenure | NoLease:

@@ -15,10 +15,10 @@ import pytest
 
 from asynclock import Lease, Redlock
 from tests.support.cancelled_waits import SOON, Make
-from tests.support.probes import enter_again, hold_of, watched_by
+from tests.support.probes import acquisitions_of, enter_again, hold_of, waits_for_notice, watched_by
 from tests.support.still_clock import Still, TenureRecord, idle, turns
 from tests.support.user_store import state_of
-from tests.support.waiters import LIMIT, LONG
+from tests.support.waiters import LIMIT, LONG, until
 
 nodes = pytest.mark.parametrize("nodes", [1, 5])
 
@@ -127,6 +127,44 @@ async def test_an_acquire_leaves_nothing_to_the_garbage_collector(name: str, nod
         finally:
             gc.enable()
     assert 0 in left, left
+
+
+@pytest.mark.every_store
+async def test_an_acquire_over_a_store_leaves_nothing_to_the_garbage_collector(
+    make: Callable[..., Redlock], name: str
+) -> None:
+    """Thousands of ops in a second would keep the collector busy: it looks at all objects of the program. Of tasks that
+    have their names at the same time, and of one that is cancelled while it waits."""
+    client, left = make(), list[list[object]]()
+
+    async def once(key: str) -> None:
+        async with client(key, timeout=LIMIT):
+            pass
+
+    async def all_of_it() -> None:
+        await asyncio.gather(*[once(f"{name}:{number % 10}") for number in range(20)])
+        async with client(name):
+            waiting = asyncio.create_task(once(name))
+            await until(lambda: any(map(waits_for_notice, acquisitions_of(client))))
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        await once(name)  # the withdrawal of that one is answered, too
+
+    await all_of_it()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        while [] not in left and len(left) < 3:  # a thread that an earlier test has left may end meanwhile
+            await all_of_it()
+            gc.collect()
+            left.append([each for each in gc.garbage if type(each).__module__.startswith("asynclock")])
+            gc.garbage.clear()
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert [] in left, left[-1][:20]
 
 
 async def test_a15_a_local_waiter_asks_after_a_drop(make: Make, name: str) -> None:

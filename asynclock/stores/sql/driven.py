@@ -52,7 +52,9 @@ class Driven(Generic[_Result]):
             waits.add_done_callback(self._step, context=Context())
 
     def _end(self, result: _Result | None, error: BaseException | None) -> None:
+        done = self._done
+        del self._done  # its owner, and so all that waited for this, refers to this
         if self._has_waited:
-            self._done(result, error)
+            done(result, error)
         else:
-            asyncio.get_running_loop().call_soon(self._done, result, error, context=Context())
+            asyncio.get_running_loop().call_soon(done, result, error, context=Context())

@@ -64,13 +64,14 @@ _RECONNECTS = 6
 class _Asked(Asked):
     """An op, and what it asked for when it was sent. Its owner may change the op before it is carried out."""
 
-    __slots__ = ("contender", "is_answered", "is_begun", "lease", "number", "tasks")
+    __slots__ = ("contender", "due", "is_answered", "is_begun", "lease", "number", "tasks")
 
     def __init__(self, op: Op, contender: Contender | None, handler: ReplyHandler) -> None:
         super().__init__(op, handler)
         self.contender = contender
         self.is_begun = False  # its task has had its first step
         self.is_answered = False  # its handler has been called
+        self.due: Timer | None = None  # when its time is over
         self.number = op.queueing.number  # of the ticket; 0: none
         self.tasks = op.queueing.tasks
         self.lease = op.lease
@@ -278,19 +279,7 @@ class ZooKeeperNode:
     async def _answer(self, asked: _Asked) -> None:
         """Carry an op out, and answer it or its failure by its deadline."""
         asked.is_begun, handler = True, asked.handler
-        within = handler.deadline - handler.sent
-        timer: Timer
-
-        def overdue(*, is_last: bool = False) -> None:
-            nonlocal timer
-            late = self._clock.now() - handler.deadline
-            if late > LATE and not is_last:  # the loop was blocked: it first reads what has come
-                timer = self._clock.call_at(self._clock.now() + min(late, within), partial(overdue, is_last=True))
-                return
-            asked.is_answered = True
-            handler.fail(self._index, TimeoutError(f"{self.label} did not answer within {within:.3g} s"), maybe=True)
-
-        timer = self._clock.call_at(handler.deadline, overdue)
+        asked.due = self._clock.call_at(handler.deadline, partial(self._overdue, asked))
         try:
             vote = await self._carry_out(asked)
         except Exception as error:  # any failure of kazoo
@@ -305,8 +294,19 @@ class ZooKeeperNode:
                 asked.is_answered = True
                 handler.answer(self._index, vote)
         finally:
-            timer.cancel()
+            if asked.due is not None:
+                asked.due.cancel()
             self._leave(asked)
+
+    def _overdue(self, asked: _Asked, *, is_last: bool = False) -> None:
+        """The time of an op is over. After the loop was blocked it first reads what has come."""
+        handler, now, asked.due = asked.handler, self._clock.now(), None
+        within, late = handler.deadline - handler.sent, now - handler.deadline
+        if late > LATE and not is_last:
+            asked.due = self._clock.call_at(now + min(late, within), partial(self._overdue, asked, is_last=True))
+            return
+        asked.is_answered = True
+        handler.fail(self._index, TimeoutError(f"{self.label} did not answer within {within:.3g} s"), maybe=True)
 
     def _leave(self, asked: _Asked) -> None:
         """It needs its contender no more."""
