@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_VALID = 64
+"""So many combinations of options a client remembers as valid. A program has few of them, and makes many locks."""
+
 
 class Redlock:
     """Locks over one node, or over a quorum of independent nodes.
@@ -82,6 +85,7 @@ class Redlock:
 
     def __init__(self, *nodes: str | Redis | RedisCluster | Store, **options: Unpack[ClientOptions]) -> None:
         self._settings = ClientSettings()
+        self._valid: dict[tuple[object, ...], LockSettings] = {}  # by options that were checked with these settings
         self._given: Mapping[str, Any] = {}  # the options that were given, to __init__ or to configure()
         self._ready_made = self._unread = not nodes  # it takes other options from the environment; not read yet
         self._stores: tuple[Store, ...] = ()
@@ -175,16 +179,23 @@ class Redlock:
 
     def _lock_settings(self, name: str, options: LockOptions, *, named: bool = True) -> LockSettings:
         if self._unread:
-            self._settings = self._settings_of(self._given)  # the first await reads it again
+            self._use_settings(self._settings_of(self._given))  # the first await reads it again
         if named:  # the names of a decorator come with its calls
             check_name(name)
         if not options:
             return self._settings.lock
-        settings = lock_settings(name, options, self._settings)
+        key = tuple([(option, value, type(value)) for option, value in options.items()])
+        try:
+            return self._valid[key]
+        except (KeyError, TypeError):  # not known, or a wrong value that cannot be hashed
+            settings = lock_settings(name, options, self._settings)
         if self._stores:
             node_timeout(self._settings, settings, len(self._stores), name)
             if settings.renew == THREAD:
                 check_thread_safe(self._stores, name)
+        if len(self._valid) >= _VALID:  # each may have metadata of its own
+            self._valid.clear()
+        self._valid[key] = settings
         return settings
 
     async def lead(self, name: str, main: Callable[[Lease], Awaitable[_R]], /, **options: Unpack[LockOptions]) -> _R:
@@ -364,11 +375,18 @@ class Redlock:
             if settings.lock.renew == THREAD:
                 check_thread_safe(stores)
             _check_prefix(stores, settings)
-        self._settings, self._given = settings, given
+        self._given = given
+        self._use_settings(settings)
         self._use_stores(stores)
         self._unread = self._ready_made
 
+    def _use_settings(self, settings: ClientSettings) -> None:
+        if settings is not self._settings:
+            self._settings = settings
+            self._valid.clear()
+
     def _use_stores(self, stores: tuple[Store, ...]) -> None:
+        self._valid.clear()
         self._stores = stores
         self._limited = limited_of(stores)
 
@@ -393,7 +411,7 @@ class Redlock:
 
     def _new_session(self) -> Session:
         if self._unread:
-            self._settings = self._settings_of(self._given, strict=True)
+            self._use_settings(self._settings_of(self._given, strict=True))
             self._unread = False
         if not (stores := substitute() or self._stores):
             stores = stores_of(os.environ)

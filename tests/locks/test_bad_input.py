@@ -338,3 +338,38 @@ def test_outside_a_loop(tmp_path: Path) -> None:
         asyncio.run(main())
     """
     assert run_python(program, HOME=str(tmp_path)) == "fine\n"
+
+
+def test_an_option_that_was_valid_is_checked_with_other_settings() -> None:
+    """A client remembers the options that it has checked, until its own settings are others."""
+    client = Redlock("memory://", max_lease=60.0)
+    client("a", lease=50.0)
+    client.configure(max_lease=40.0, lease=30.0)
+    with pytest.raises(ConfigError, match="max_lease"):
+        client("a", lease=50.0)
+
+
+def test_an_option_that_was_valid_is_checked_in_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without nodes reads the environment again until its first await."""
+    client = Redlock()
+    client("a", lease=50.0)
+    monkeypatch.setenv("ASYNCLOCK_MAX_LEASE", "40")
+    with pytest.raises(ConfigError, match="max_lease"):
+        client("a", lease=50.0)
+
+
+def test_an_option_that_equals_a_valid_one_is_checked() -> None:
+    """True equals 1, and is no time."""
+    client = Redlock("memory://")
+    for wrong in (True, "1", [1]):
+        client("a", timeout=1)
+        with pytest.raises(ConfigError, match="timeout"):
+            client("a", timeout=wrong)  # type: ignore[arg-type]
+
+
+def test_options_of_many_values_are_not_all_remembered() -> None:
+    """As metadata that differ in each request."""
+    client = Redlock("memory://")
+    made = [client("a", metadata=f"request {number}") for number in range(1_000)]
+    assert len(client._valid) <= 64  # noqa: SLF001
+    assert {each._settings.metadata for each in made} == {f"request {number}" for number in range(1_000)}  # noqa: SLF001
