@@ -6,7 +6,8 @@
 The data keeps the greatest fencing token that has written it: a row in a column, a key of Redis in a key beside it.
 Each call is one atomic step of the database or of the server, which refuses only smaller tokens. So several writes
 under one lease pass, and a write by a holder that was frozen beyond its lease does not. The lease is not asked whether
-it is held. Without one, the innermost block that encloses the call gives the token (`asynclock.current_lease`).
+it is held. Without one, the innermost block that encloses the call gives the token, also if its lease has ended: that
+is the write to refuse.
 
 Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 """
@@ -17,7 +18,7 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from asynclock._errors import ConfigError, StaleToken
-from asynclock.locks.lease import Lease, current_lease
+from asynclock.locks.lease import Lease, enclosing_lease
 
 if TYPE_CHECKING:
     from django.db.models import Q, QuerySet
@@ -49,9 +50,10 @@ async def fenced(
 ) -> CursorResult[Any]:
     """Execute an UPDATE that sets `column` to the token, in the rows where the column is NULL or not greater.
 
-    `lease`: default is `current_lease()`. Raises StaleToken if it changed no row, and a row of its WHERE clause has a
-    greater token. No row at all: the result has rowcount 0. Raises ConfigError where there is no lease, and for an
-    UPDATE with RETURNING; Unsupported with fencing=False, and the errors of SQLAlchemy. The caller commits.
+    `lease`: default is that of the block that encloses the call, held or not. Raises StaleToken if it changed no row,
+    and a row of its WHERE clause has a greater token. No row at all: the result has rowcount 0. Raises ConfigError
+    outside of a block without a lease, and for an UPDATE with RETURNING; Unsupported with fencing=False, and the errors
+    of SQLAlchemy. The caller commits.
     """
     held = _lease(lease)
     result: Any = await session.execute(_update(statement, column, held.fence))
@@ -124,7 +126,7 @@ return 0
 
 
 def _lease(lease: _HasToken | None) -> _HasToken:
-    found: _HasToken | None = lease or current_lease()
+    found: _HasToken | None = lease or enclosing_lease()
     if found is None:
         raise ConfigError(
             "there is no lease whose token could be compared: call this inside the block of a lock, or give it "

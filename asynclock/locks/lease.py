@@ -24,7 +24,7 @@ from asynclock.locks.cancellation import Block
 from asynclock.locks.tenures import TenuresByTask
 from asynclock.protocol.handover import handle_of
 from asynclock.protocol.hold import Tenure
-from asynclock.protocol.states import GIVEN_BACK, LOST, OPEN
+from asynclock.protocol.states import GIVEN_BACK, LOST
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.rules.model import parts_of
 from asynclock.runtime.session import session_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _ENTERED: ContextVar[Entered | None] = ContextVar("asynclock.entered", default=None)
 """The blocks that this context has entered, the innermost first. The references are weak: a context may live longer
-than a block that the program has dropped. It is never reset, since a block may end in another context: `_held_ones`
+than a block that the program has dropped. It is never reset, since a block may end in another context: `_open_ones`
 skips the blocks that have ended."""
 
 
@@ -198,18 +198,18 @@ def guard(
 ) -> None:
     """From here to `leave` the task is cancelled if the tenure is lost. `caller`: see Block."""
     tenure.enter(task, Block(task, tenure.terms.settings.cancel_on_lost, caller))
-    _ENTERED.set((tenure.weak_self, kept, _held_ones(_ENTERED.get())))  # as `note_entered`, with a call less
+    _ENTERED.set((tenure.weak_self, kept, _open_ones(_ENTERED.get())))  # as `note_entered`, with a call less
 
 
 def note_entered(tenure: Tenure, kept: ref[TenuresByTask]) -> None:
-    """Record that this context has entered its block, for `current_lease`."""
-    _ENTERED.set((tenure.weak_self, kept, _held_ones(_ENTERED.get())))
+    """Record that this context has entered its block, for `current_lease` and `enclosing_lease`."""
+    _ENTERED.set((tenure.weak_self, kept, _open_ones(_ENTERED.get())))
 
 
-def _held_ones(entered: Entered | None) -> Entered | None:
-    """`entered` without the blocks at its front that are no longer held. So blocks that are entered one after the other
-    leave one entry in all. Most tenures here have ended, so the state is tested before the call of `held`."""
-    while entered is not None and ((tenure := entered[0]()) is None or not (tenure.state in OPEN and tenure.held)):
+def _open_ones(entered: Entered | None) -> Entered | None:
+    """`entered` without the blocks at its front that have ended. So blocks that are entered one after the other leave
+    one entry in all. A block that has not ended stays, also if its lease is lost: `enclosing_lease` needs it."""
+    while entered is not None and ((tenure := entered[0]()) is None or tenure.block is None):
         entered = entered[2]
     return entered
 
@@ -218,7 +218,19 @@ def current_lease() -> Lease | None:
     """The lease of the innermost block that this context has entered and that is still held: of `async with`, of a
     function under `synchronized` or `once`, or of `lead`. None: there is none. A task that was started inside the block
     has its lease, too, for as long as it is held."""
-    entered = _held_ones(_ENTERED.get())
+    entered = _ENTERED.get()
+    while entered is not None and ((tenure := entered[0]()) is None or not tenure.held):
+        entered = entered[2]
+    return _lease_of(entered)
+
+
+def enclosing_lease() -> Lease | None:
+    """For `asynclock.fencing`: the lease of the innermost block that has not ended, also if it is no longer held. The
+    token of a block around it belongs to another name, and says nothing about the data that the inner lock protects."""
+    return _lease_of(_open_ones(_ENTERED.get()))
+
+
+def _lease_of(entered: Entered | None) -> Lease | None:
     if entered is None or (tenure := entered[0]()) is None:
         return None
     return Lease(tenure, entered[1]() or TenuresByTask())

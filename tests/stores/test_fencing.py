@@ -9,17 +9,31 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import RedisClusterException
-from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, create_engine, func, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Update,
+    create_engine,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from asynclock import ConfigError, Lease, Redlock, Unsupported
+from asynclock import ConfigError, Lease, LockLost, Redlock, Unsupported, blocking
 from asynclock.fencing import StaleToken, fenced, fenced_set, fenced_sync
 from asynclock.stores.memory import MemoryStore
 from tests.support.programs import REPO
@@ -141,6 +155,64 @@ async def test_sessions_and_mapped_columns(tmp_path: Any, leases: tuple[Lease, L
     with Session(plain) as session, pytest.raises(StaleToken):
         fenced_sync(session, changed, Order.fence, older)
     plain.dispose()
+
+
+def orders_in_sqlite(path: Any) -> tuple[Engine, Update]:
+    """A database with order 42, and an UPDATE of it."""
+    engine = create_engine(f"sqlite:///{path}/data")
+    Base.metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        session.add(Order(id=42, state="new"))
+    return engine, update(Order).where(Order.id == 42).values(state="paid")
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["alone", "in another block"])
+def test_the_lost_block_of_a_thread(tmp_path: Any, shared_urls: list[str], name: str, within: bool) -> None:
+    """The block of a thread goes on after a loss. Its own token is compared, although it is no longer held, and not
+    that of the block around it, which belongs to another name."""
+    engine, changed = orders_in_sqlite(tmp_path)
+    with blocking.Redlock(shared_urls[0]) as client, blocking.Redlock(shared_urls[0]) as other, ExitStack() as around:
+        if within:
+            around.enter_context(client(f"{name}:outer"))
+        with pytest.raises(LockLost), client(name) as lost:
+            assert other.break_lock(name)
+            assert lost.wait_lost()
+            with other(name) as newer, Session(engine) as session, session.begin():
+                fenced_sync(session, changed, Order.fence, newer)
+            with Session(engine) as session, pytest.raises(StaleToken, match=f"token {lost.fence} of '{name}'"):
+                fenced_sync(session, changed, Order.fence)
+    engine.dispose()
+
+
+async def test_a_lost_block_that_is_not_cancelled(tmp_path: Any, shared_urls: list[str], name: str) -> None:
+    """As that of a thread, also after a further block in it has ended. After its end the block around it counts."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/data")
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    changed = update(Order).where(Order.id == 42).values(state="paid")
+    async with (
+        Redlock(shared_urls[0]) as client,
+        Redlock(shared_urls[0]) as other,
+        AsyncSession(engine) as session,
+        client(f"{name}:outer") as outer,
+    ):
+        session.add(order := Order(id=42, state="new"))
+        await session.commit()
+        with pytest.raises(LockLost):
+            async with client(name, cancel_on_lost=False) as lost:
+                assert await other.break_lock(name)
+                assert await lost.wait_lost()
+                async with client(f"{name}:inner"):
+                    pass
+                async with other(name) as newer:
+                    await fenced(session, changed, Order.fence, newer)
+                with pytest.raises(StaleToken, match=f"token {lost.fence} of '{name}'"):
+                    await fenced(session, changed, Order.fence)
+        await session.execute(update(Order).values(fence=None))
+        await fenced(session, changed, Order.fence)
+        await session.refresh(order)
+        assert order.fence == outer.fence
+    await engine.dispose()
 
 
 async def test_an_update_with_returning_is_refused(tmp_path: Any, leases: tuple[Lease, Lease]) -> None:
