@@ -205,13 +205,16 @@ class _Dependency:
                     yield lease
                 finally:
                     await lease.release()
-            else:
+            elif self.cancel_body:
                 with anyio.CancelScope() as scope:
-                    watch.scope = scope if self.cancel_body else None
+                    watch.scope = scope
                     async with lease:
                         yield lease
                 if scope.cancelled_caught:
                     raise _HungUp
+            else:  # no scope is open here: one of a dependency after this one may still be open when this one ends
+                async with lease:
+                    yield lease
         finally:
             await watch.end()
 

@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
+import anyio
 import pytest
-from fastapi import FastAPI
+from anyio.abc import TaskGroup
+from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
 
 from asynclock import ConfigError, Lease, Redlock, current_lease
@@ -82,6 +84,30 @@ async def test_a_reentrant_route_may_enter_its_lock_again(client: Redlock, other
     async with http(app) as web:
         assert (await web.post("/")).json() == [True, [name]]
     assert await names_of(other, name) == []
+
+
+@pytest.mark.parametrize(("cancel_body", "scope"), [(False, "request"), (False, "function"), (True, "function")])
+async def test_a_dependency_may_yield_in_a_task_group(
+    client: Redlock, name: str, cancel_body: bool, scope: Any
+) -> None:
+    """After the lock. In the default scope it ends after the lock, so only without cancel_body."""
+
+    async def group() -> AsyncIterator[TaskGroup]:
+        async with anyio.create_task_group() as group:
+            yield group
+
+    app = FastAPI()
+    install(app, client)
+
+    @app.post("/")
+    async def endpoint(
+        lease: Annotated[Lease, Locked(name, cancel_body=cancel_body)],
+        group: Annotated[TaskGroup, Depends(group, scope=scope)],
+    ) -> str:
+        return lease.name
+
+    async with http(app) as web:
+        assert (await web.post("/")).json() == name
 
 
 @pytest.mark.parametrize(
