@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from inspect import Parameter, Signature
 from itertools import combinations
@@ -187,7 +187,7 @@ class _Dependency:
             plan.namer(name)(**values) if isinstance(name, str) else made[f"name_{i}"]
             for i, name in enumerate(self.names)
         ]
-        lock = self.lock(installed.client, texts, in_thread=plan.in_thread)
+        lock = self.lock(installed.client, texts)
         scope = anyio.CancelScope()
         watch = _Watch(connection, scope)
         lease: Lease | None = None
@@ -200,31 +200,24 @@ class _Dependency:
                     await lease.release()
                 raise _HungUp
             assert lease is not None  # noqa: S101 - for mypy: only a cancel leaves the scope without it
-            if plan.in_thread and callable(self.kind):  # no cancel ends the thread, so the block is not entered
-                try:
-                    yield lease
-                finally:
-                    await lease.release()
-            elif self.cancel_body:
-                with anyio.CancelScope() as scope:
-                    watch.scope = scope
-                    async with lease:
-                        yield lease
-                if scope.cancelled_caught:
-                    raise _HungUp
-            else:  # no scope is open here: one of a dependency after this one may still be open when this one ends
+            # Without cancel_body no scope is open across the yield: a dependency of the default scope may open one
+            # inside, and closes that one later.
+            with anyio.CancelScope() if self.cancel_body else nullcontext() as body:
+                watch.scope = body
                 async with lease:
+                    if plan.in_thread:
+                        lease._spare_body()
                     yield lease
+            if body is not None and body.cancelled_caught:
+                raise _HungUp
         finally:
             await watch.end()
 
-    def lock(self, client: Redlock, names: list[str], *, in_thread: bool = False) -> Lock:
-        """The lock of a request. A loss cannot cancel a thread, so there it is raised at the end."""
+    def lock(self, client: Redlock, names: list[str]) -> Lock:
+        """The lock of a request."""
         options: dict[str, Any] = dict(self.options)
         if len(self.names) == 1 and isinstance(self.names[0], str):
             options.setdefault("label", self.names[0])
-        if in_thread:
-            options["cancel_on_lost"] = False
         make = self.kind if callable(self.kind) else _KINDS[self.kind]
         if len(self.names) == 1:
             made = make(client, names[0]) if callable(self.kind) else make(client, names[0], **options)

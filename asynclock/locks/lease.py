@@ -170,6 +170,11 @@ class Lease:
         """For `asynclock.blocking`: the thread that calls this has entered its block."""
         note_entered(self._tenure, self._kept)
 
+    def _spare_body(self) -> None:
+        """For `asynclock.fastapi`, in a block whose body waits for a thread: a loss does not cancel it, since that
+        would not end the thread. The end of the block raises LockLost."""
+        self._tenure.enter(self._tenure.task, Block(None, False, None))
+
     async def __aenter__(self) -> Self:
         """Guard the body: this task is cancelled if the lease is lost. Raises LockLost, LockNotHeld, ConfigError."""
         tenure = self._tenure

@@ -22,10 +22,11 @@ from fastapi import (
 )
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
+from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine
 
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, current_lease
 from asynclock.fastapi import Locked, install
-from asynclock.fencing import StaleToken
+from asynclock.fencing import StaleToken, fenced_sync
 from tests.support.example_programs import wait_for
 from tests.support.web import http, names_of
 
@@ -224,6 +225,53 @@ async def test_loss_in_a_def_endpoint(client: Redlock, other: Redlock, name: str
         answer = await web.post("/")
     assert went_on.is_set()
     assert (answer.status_code, answer.json()["code"]) == (503, "lost")
+
+
+@pytest.mark.parametrize("kind", ["mutex", lambda client, name: client.write(name)])
+async def test_an_exception_of_a_def_endpoint_precedes_the_loss(
+    client: Redlock, other: Redlock, name: str, kind: Any
+) -> None:
+    """The lease is lost, and then the endpoint raises: its own answer is sent, as that of an `async def`. Up to there
+    the block of the lease encloses it: its write is compared with the token of that lease."""
+    app, loop = FastAPI(), asyncio.get_running_loop()
+    install(app, client)
+    engine = create_engine("sqlite://")
+    row = Table("row", MetaData(), Column("fence", BigInteger))
+
+    @app.post("/")
+    def endpoint(lease: Annotated[Lease, Locked(name, kind=kind)]) -> None:
+        asyncio.run_coroutine_threadsafe(other.break_lock(name), loop).result()
+        asyncio.run_coroutine_threadsafe(lease.wait_lost(), loop).result()
+        with engine.begin() as connection:
+            row.create(connection)
+            connection.execute(row.insert().values(fence=lease.fence + 1))
+            with pytest.raises(StaleToken):
+                fenced_sync(connection, row.update(), row.c.fence)
+        raise HTTPException(402)
+
+    async with http(app) as web:
+        assert (await web.post("/")).status_code == 402
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["mutex", lambda client, name: client(name)])
+async def test_a_def_endpoint_whose_lease_was_detached(client: Redlock, other: Redlock, name: str, kind: Any) -> None:
+    """A dependency hands the hold over to another process. That is no error of the request."""
+    app, locked = FastAPI(), Locked(name, kind=kind)
+    install(app, client)
+
+    async def handle(lease: Annotated[Lease, locked]) -> str:
+        return await lease.detach()
+
+    @app.post("/")
+    def endpoint(handle: Annotated[str, Depends(handle)]) -> str:
+        return handle
+
+    async with http(app) as web:
+        answer = await web.post("/")
+    assert answer.status_code == 200
+    async with await other.adopt(answer.json()) as adopted:
+        assert adopted.name == name
 
 
 def sessions(log: list[str], other: Redlock, name: str) -> Callable[[], AsyncIterator[None]]:
