@@ -80,9 +80,11 @@ def fenced_sync(
 def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None = None, /, **values: Any) -> int:
     """`queryset.update(**values)` of Django, for the rows whose `field` is NULL or not greater than the token; sets it
     to the token. Returns the number of rows. Raises as `fenced`."""
-    from django.db import transaction
+    from django.db import router, transaction
 
     held = _lease(lease)
+    # Both statements go to one database: a router may send a read to a replica, which does not have the token yet.
+    queryset = queryset.using(queryset._db or router.db_for_write(queryset.model, **queryset._hints))  # noqa: SLF001
     rows: int = queryset.filter(_not_greater(field, held.fence)).update(**{**values, field: held.fence})
     if rows:
         return rows

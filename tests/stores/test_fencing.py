@@ -386,6 +386,37 @@ connections.close_all()
 """
 
 
+_DJANGO_ROUTER = """
+import copy
+from contextlib import nullcontext
+from django.test import override_settings
+
+class Replicas:
+    def db_for_read(self, model, **hints):
+        return "replica"
+
+    def db_for_write(self, model, **hints):
+        return "default"
+
+replica = copy.deepcopy(connections.databases["default"])
+replica["NAME"] += "-replica"
+connections.databases["replica"] = replica
+with connections["replica"].schema_editor() as editor:
+    editor.create_model(Order)
+Order(id=42, state="new").save(using="replica")  # it lags: this row has no token
+with override_settings(DATABASE_ROUTERS=[Replicas()]):
+    assert fenced_update(row, "fence", newer, state="paid") == 1
+    for atomic in (nullcontext(), transaction.atomic()):
+        with atomic:
+            try:
+                print(fenced_update(row, "fence", older, state="late"))
+            except StaleToken:
+                print("refused")
+    print(row.get().state, row.using("default").get().state)
+connections.close_all()
+"""
+
+
 def django(program: str, database: dict[str, Any], *args: str) -> str:
     """The output of this program, which has a model, its row, and two leases; Django is configured once in a
     process."""
@@ -427,3 +458,9 @@ def test_a_snapshot_of_django_hides_no_greater_token(request: pytest.FixtureRequ
     """A transaction on MariaDB has read the row before the newer holder wrote it, and still sees the older row. So
     does async code that `async_to_sync` calls in that transaction."""
     assert django(_DJANGO_SNAPSHOT, database_of_django(request, "mariadb"), call) == "refused\npaid\n"
+
+
+def test_a_router_of_django_with_a_replica(request: pytest.FixtureRequest) -> None:
+    """The replica lags, and has no greater token: the database that is written is asked, and says that the token is
+    stale."""
+    assert django(_DJANGO_ROUTER, database_of_django(request, "sqlite")) == "refused\nrefused\nnew paid\n"
