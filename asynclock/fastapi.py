@@ -91,7 +91,8 @@ def install(
         app.exception_handlers.setdefault(error, installed.answer)
     _describe(app, installed)
     if ready is not None:
-        app.add_api_route(ready, installed.ready, methods=["GET"], include_in_schema=False)
+        # A route of Starlette: one of FastAPI has the dependencies of the app, which may take a lock or want a token.
+        app.router.add_route(ready, installed.ready, methods=["GET"], include_in_schema=False)
 
 
 def Locked(  # noqa: N802 - it stands in annotations, as a type does
@@ -478,7 +479,7 @@ class _Installed:
             return Response(status_code=499)  # the client has disconnected
         return Response(answer.body, answer.status, dict(answer.headers))
 
-    async def ready(self) -> Response:
+    async def ready(self, _: Request) -> Response:
         """Whether a lock could be acquired now."""
         answer = _problems.readiness(await self.client.health())
         return Response(answer.body, answer.status, dict(answer.headers))

@@ -464,6 +464,23 @@ async def test_not_ready() -> None:
     assert "127.0.0.1" not in answer.text
 
 
+async def test_readiness_does_not_have_the_dependencies_of_the_app(client: Redlock, other: Redlock, name: str) -> None:
+    """Neither a lock, which is held here, nor a token is asked for; the other routes have them."""
+
+    def user(token: int) -> None: ...
+
+    app = FastAPI(dependencies=[Locked(name, timeout=0), Depends(user)])
+    install(app, client, ready="/ready")
+
+    @app.get("/")
+    async def plain() -> None: ...
+
+    async with http(app) as web, other(name):
+        assert [(await web.get(path)).status_code for path in ("/", "/?token=1")] == [422, 409]
+        assert "ready" in (await web.get("/ready")).json()
+        assert (await web.post("/ready")).status_code == 405
+
+
 def test_a_template_that_does_not_fit() -> None:
     """An unknown field is a ConfigError of install(), or of the start of the app; it names the route."""
 
