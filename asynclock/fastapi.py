@@ -593,12 +593,18 @@ def _locking(app: Starlette, path: str = "") -> Iterator[tuple[Any, str]]:
 
 
 def _is_called_as(is_one: Callable[[Any], bool], endpoint: Any) -> bool:
-    """Whether FastAPI calls an endpoint as a function of that sort. It may be decorated, a partial, or an object with
-    `__call__`."""
-    function = inspect.unwrap(endpoint)
+    """Whether FastAPI calls an endpoint as a function of that sort. It may be a partial, or an object with `__call__`.
+    If it is decorated, FastAPI looks at what the decorator has returned, and at the innermost function."""
+    outer = _impartial(endpoint)
+    inner = _impartial(inspect.unwrap(outer))
+    layers = (outer, inner, *(_impartial(getattr(each, "__call__", each)) for each in (outer, inner)))  # noqa: B004
+    return any(is_one(each) or is_one(inspect.unwrap(each)) for each in layers)
+
+
+def _impartial(function: Any) -> Any:
     while isinstance(function, partial):
-        function = inspect.unwrap(function.func)
-    return is_one(function) or is_one(inspect.unwrap(getattr(function, "__call__", function)))  # noqa: B004
+        function = function.func
+    return function
 
 
 def _locks_of(dependant: Dependant) -> Iterator[_Dependency]:

@@ -1,10 +1,10 @@
 """asynclock.fastapi: a lock that no request could take is refused where it is declared, or when the app starts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from enum import Enum
-from functools import partial
+from functools import partial, wraps
 from itertools import product
 from typing import Annotated, Any
 
@@ -360,6 +360,48 @@ async def test_a_loss_cancels_an_endpoint_that_is_an_object() -> None:
     app = FastAPI()
     install(app, client)
     app.post("/")(Working())
+    async with app.router.lifespan_context(app), http(app) as web:
+        asking = asyncio.create_task(web.post("/"))
+        await entered.wait()
+        assert await client.break_lock("order")
+        assert (await asking).json()["code"] == "lost"
+
+
+def test_a_decorator_that_streams_is_refused() -> None:
+    """FastAPI calls what the decorator returned, whatever the function inside is."""
+
+    async def plain(lease: Annotated[Lease, Locked("order")]) -> str:
+        return lease.name
+
+    @wraps(plain)
+    async def stream(**values: Any) -> AsyncIterator[str]:
+        yield await plain(**values)
+
+    @wraps(plain)
+    def stream_in_thread(**values: Any) -> Iterator[str]:
+        yield "order"
+
+    for each in (stream, stream_in_thread):
+        app = FastAPI()
+        app.get("/")(each)
+        with pytest.raises(ConfigError, match="streams its response"):
+            install(app, Redlock("memory:"))
+
+
+async def test_a_loss_cancels_an_async_decorator_of_a_def() -> None:
+    """The function is a `def`, and its wrapper, which FastAPI calls, runs in the loop."""
+    client, entered = Redlock("memory:"), asyncio.Event()
+
+    def plain(lease: Annotated[Lease, Locked("order")]) -> None: ...
+
+    @wraps(plain)
+    async def endpoint(**values: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    app = FastAPI()
+    install(app, client)
+    app.post("/")(endpoint)
     async with app.router.lifespan_context(app), http(app) as web:
         asking = asyncio.create_task(web.post("/"))
         await entered.wait()
