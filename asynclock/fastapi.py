@@ -294,13 +294,14 @@ class _HungUp(Exception):
 
 
 class _Watch:
-    """Reads what the client sends, and cancels `scope` if it disconnects. The messages are there for the endpoint. A
-    receive is never cancelled before the endpoint has returned: a middleware may lose its message then."""
+    """Reads what the client sends, and cancels `scope` if it disconnects. The messages are there for the endpoint, and
+    so is an exception of a middleware, such as a limit of the body. A receive is never cancelled before the endpoint
+    has returned: a middleware may lose its message then."""
 
     def __init__(self, request: Request, scope: anyio.CancelScope) -> None:
         self.scope: anyio.CancelScope | None = scope
         self._receive: Receive = request._receive  # noqa: SLF001 - Starlette has no other way to put messages back
-        self._kept: list[Message] = []
+        self._kept: list[Message | Exception] = []
         self._arrived = asyncio.Event()
         self._task = asyncio.create_task(self._read())
         self._task.add_done_callback(lambda _: self._arrived.set())
@@ -314,7 +315,11 @@ class _Watch:
     async def _read(self) -> None:
         size, message = 0, {"type": ""}
         while self.scope is not None and size <= _LOOKAHEAD and message["type"] != "http.disconnect":
-            message = await self._receive()  # type: ignore[assignment] # any mapping
+            try:
+                message = await self._receive()  # type: ignore[assignment] # any mapping
+            except Exception as error:  # raised where the endpoint reads it
+                self._kept.append(error)
+                return
             self._kept.append(message)
             self._arrived.set()
             size += len(message.get("body", b""))
@@ -327,7 +332,10 @@ class _Watch:
                 return await self._receive()
             self._arrived.clear()
             await self._arrived.wait()
-        return self._kept.pop(0)
+        first = self._kept.pop(0)
+        if isinstance(first, Exception):
+            raise first
+        return first
 
 
 class _Plan:

@@ -1,7 +1,7 @@
 """asynclock.fastapi under uvicorn, on a socket: clients that hang up, and when the lock is free."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
 import anyio
@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import PlainTextResponse
 
 from asynclock import Lease, Lock, Redlock
 from asynclock.fastapi import Locked, install
@@ -125,6 +126,59 @@ async def test_a_large_body_is_not_read_while_its_request_waits(
                 await other.inspect(name)
             assert size[0] < 3 << 20
         assert (await answer).json() == 8_000_000
+
+
+class Limit:
+    """A middleware that answers 413 to a body of more than 10 bytes, when that many have been read."""
+
+    class Over(Exception):
+        """A message had too many bytes."""
+
+    def __init__(self, app: Any, over: asyncio.Event) -> None:
+        self.app, self.over = app, over
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        size = 0
+
+        async def received() -> Any:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > 10:
+                self.over.set()
+                raise self.Over
+            return message
+
+        try:
+            await self.app(scope, received, send)
+        except self.Over:
+            await PlainTextResponse("too large", 413)(scope, receive, send)
+
+
+@pytest.mark.parametrize("path", ["/body", "/none"])
+async def test_a_limit_of_the_body_is_exceeded_while_its_request_waits(
+    application: FastAPI, other: Redlock, name: str, path: str
+) -> None:
+    """An endpoint that reads the body gets the exception of the middleware that limits it, as without a lock. One that
+    reads none is answered."""
+    over = asyncio.Event()
+    application.add_middleware(Limit, over=over)
+
+    @application.post("/body")
+    async def body(request: Request, lease: Annotated[Lease, Locked(name)]) -> int:
+        return len(await request.body())
+
+    @application.post("/none")
+    async def none(lease: Annotated[Lease, Locked(name)]) -> None: ...
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"x" * 20
+
+    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as web:
+        async with other(name):
+            answer = asyncio.create_task(web.post(path, content=chunks()))
+            await over.wait()
+        assert (await answer).status_code == {"/body": 413, "/none": 200}[path]
 
 
 async def test_a_hang_up_at_the_moment_of_the_grant(application: FastAPI, other: Redlock, name: str) -> None:
