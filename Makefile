@@ -112,6 +112,7 @@ package: $(RELEASE)
 # The lowest versions may have no wheels for the newest interpreters.
 OLDEST = $(shell for python in python3.11 python3.12 python3.13 $(PYTHON); do \
 	$$python -c 'import venv, ssl' 2>/dev/null && echo $$python && break; done)
+# FastAPI has forms only with python-multipart, which no extra needs.
 EXTRAS := embedded cli otel fastapi aiohttp examples sqlite postgresql mysql zookeeper
 smoke: package $(TEST)
 	$(BIN)/python tests/support/lowest.py $(EXTRAS) > build/lowest.txt
@@ -119,7 +120,8 @@ smoke: package $(TEST)
 		python=$(PYTHON); constraints=; \
 		if [ $$versions = lowest ]; then python=$(OLDEST); constraints='-c build/lowest.txt'; fi; \
 		rm -rf build/$$versions; $$python -m venv build/$$versions; \
-		build/$$versions/bin/$(PIP) $$constraints "$$(echo $(DIST)/*.whl)[$$(echo $(EXTRAS) | tr ' ' ,)]"; \
+		build/$$versions/bin/$(PIP) $$constraints "$$(echo $(DIST)/*.whl)[$$(echo $(EXTRAS) | tr ' ' ,)]" \
+			python-multipart; \
 		$(BIN)/python -m tests.support.services build/$$versions/bin/python tests/support/smoke.py $(EXTRAS); \
 	done
 

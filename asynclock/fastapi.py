@@ -34,6 +34,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import HTTPConnection
 from starlette.routing import Router
 
@@ -408,6 +409,8 @@ class _Plan:
         values: dict[str, Any] = dict.fromkeys(self._fields)
         errors: list[Any] = []
         body = await self._body(request)
+        files = _open_files(body.get("body"))
+        positions = [each.file.tell() for each in files]
         for dependant in _tree(self.route.dependant, request.app.dependency_overrides):
             solved = await solve_dependencies(
                 request=request,
@@ -424,6 +427,8 @@ class _Plan:
             )
             values.update(solved.values)
             errors.extend(solved.errors)
+        for file, position in zip(files, positions, strict=True):
+            await file.seek(position)  # older versions of FastAPI have read those that the endpoint takes as bytes
         if errors:
             raise RequestValidationError(errors, body=body.get("body"))
         return values
@@ -613,6 +618,13 @@ def _impartial(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
     return function
+
+
+def _open_files(body: Any) -> list[UploadFile]:
+    """The files of a form, without those that a dependency has closed."""
+    if not isinstance(body, FormData):
+        return []
+    return [each for _, each in body.multi_items() if isinstance(each, UploadFile) and not each.file.closed]
 
 
 def _locks_of(dependant: Dependant) -> Iterator[_Dependency]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import httpx
 import uvicorn
 from aiohttp import web
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, File, Request, UploadFile
 from pydantic import BaseModel
 
 import asynclock.aiohttp
@@ -75,6 +75,12 @@ async def fastapi(url: str) -> None:
     def both(a: int, b: int, lease: Annotated[Lease, Locked("a:{a}", "b:{b}", kind="write")]) -> bool:
         return lease.held
 
+    @app.post("/file/{number}")
+    async def file(
+        number: int, lease: Annotated[Lease, Locked("file:{number}")], text: Annotated[bytes, File()], other: UploadFile
+    ) -> tuple[int, int]:
+        return len(text), len(await other.read())
+
     @app.post("/wait")
     async def wait(lease: Annotated[Lease, Locked("wait")]) -> None: ...
 
@@ -97,6 +103,8 @@ async def fastapi(url: str) -> None:
         async with client("order:7"), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
             assert (await http.post("/orders/7", json={})).status_code == 422  # although the lock is taken
             assert (await http.post("/both/1/2")).json() is True
+            files = {"text": b"x" * 9, "other": b"x" * 5}
+            assert (await http.post("/file/1", files=files)).json() == [9, 5]
             schema = (await http.get("/openapi.json")).json()["paths"]
             assert {"409", "503"} <= set(schema["/orders/{order_id}"]["post"]["responses"]), json.dumps(schema)
         await waits_until_it_hangs_up(client, port, "/wait", "wait")
