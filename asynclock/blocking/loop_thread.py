@@ -227,7 +227,15 @@ def _end_with_child() -> None:
     if processes is not None and processes.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, _close, exitpriority=0)
+        Finalize(None, _exit_of_child, exitpriority=0)
+
+
+def _exit_of_child() -> None:
+    """multiprocessing joins the threads of a child after it has called the finalizers. A thread that is still in its
+    block would work on without its lock, so this joins them first, as an interpreter does before `atexit`. The later
+    call of `_shutdown` has no effect. If a signal ends the wait, nothing is released: the leases end by themselves."""
+    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - nothing public ends the threads of idle pools
+    _exit()
 
 
 def _close() -> None:

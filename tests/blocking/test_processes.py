@@ -337,6 +337,67 @@ def test_a_child_of_multiprocessing_releases_at_its_end(
     assert run_python(program, shared_urls[0], name, method, **children) == "True\n0 False True\n"
 
 
+@posix
+def test_a_child_of_multiprocessing_releases_after_the_blocks_of_its_threads(shared_urls: list[str], name: str) -> None:
+    """The function of a child returns while a worker of a pool and a thread are in their blocks, which use more locks.
+    The child waits for both, and nothing is released before that. Then the child releases what its main thread holds.
+    The leases last for a minute."""
+    program = """
+        import multiprocessing, sys, threading, time
+        from concurrent.futures import ThreadPoolExecutor
+        from asynclock.blocking import Redlock
+
+        client, name = Redlock(sys.argv[1], lease=60), sys.argv[2]
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        pool, in_block = ThreadPoolExecutor(), threading.Barrier(3)
+
+        def until_the_end_of_the_pool():
+            while True:
+                try:
+                    pool.submit(int)
+                except RuntimeError:
+                    return
+                time.sleep(0.01)
+
+        def work(part, wait):
+            try:
+                with client(f"{name}:{part}") as lease:
+                    in_block.wait()
+                    wait()
+                    theirs.send(part)
+                    theirs.recv()
+                    with client(f"{name}:more"):
+                        lease.ensure_held()
+                theirs.send("left")
+            except Exception as error:
+                theirs.send(repr(error))
+
+        def run():
+            global kept
+            kept = client(f"{name}:kept").acquire()
+            pool.submit(work, "pool", until_the_end_of_the_pool)
+            threading.Thread(target=work, args=("thread", threading.main_thread().join)).start()
+            in_block.wait()
+
+        child = context.Process(target=run)
+        child.start()
+        for _ in range(2):  # the pool ends first
+            print(ours.recv(), *[client(f"{name}:{part}").locked() for part in ("pool", "thread", "kept")])
+            ours.send("leave")
+            print(ours.recv())
+        child.join()
+        print(child.exitcode, *[client(f"{name}:{part}").locked() for part in ("pool", "thread", "kept")])
+        """
+    assert run_python(program, shared_urls[0], name).splitlines() == [
+        "pool True True True",
+        "left",
+        "thread False True True",
+        "left",
+        "0 False False False",
+    ]
+
+
 def test_a_lock_is_free_after_the_lease_of_a_killed_holder(client: Redlock, shared_urls: list[str], name: str) -> None:
     """A process that holds a lock ends by kill -9, which releases nothing. A waiter gets the lock when the lease of the
     killed process has ended."""
