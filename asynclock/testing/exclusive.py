@@ -227,6 +227,10 @@ class _Stepped(Coroutine[Any, Any, Any]):
     def __await__(self) -> Any:
         return self._coro.__await__()
 
+    def __getattr__(self, name: str) -> Any:
+        """Such as `cr_running`, by which anyio and `inspect` know the state of a task."""
+        return getattr(self._coro, name)
+
     def _look(self, awaited: object) -> None:
         held, frames = self._call.look(), list(_frames(self._coro))
         if isinstance(awaited, asyncio.Task) or type(awaited).__name__ == "_GatheringFuture":

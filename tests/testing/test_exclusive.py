@@ -79,6 +79,14 @@ async def in_child_tasks() -> None:
         group.create_task(held())
 
 
+async def cancelled_child_tasks() -> None:
+    async with redlock("a"), anyio.create_task_group() as group:
+        group.start_soon(anyio.sleep_forever)
+        await anyio.sleep(0.001)
+        group.start_soon(anyio.sleep_forever)  # it has not begun when it is cancelled
+        group.cancel_scope.cancel()
+
+
 async def another_client() -> None:
     async with Redlock("redis://nowhere.invalid:1") as client, client("a"):
         await work()
@@ -88,8 +96,11 @@ async def another_client() -> None:
 @faked
 @pytest.mark.parametrize(
     "call",
-    [held, decorated, once, without_an_await, several, one_try, in_a_context_manager, in_child_tasks, another_client],
-)
+    [
+        held, decorated, once, without_an_await, several, one_try, in_a_context_manager, in_child_tasks,
+        cancelled_child_tasks, another_client,
+    ],
+)  # fmt: skip
 async def test_a_function_that_excludes_itself(call: Callable[[], Awaitable[object]]) -> None:
     """However it takes the lock."""
     await assert_exclusive(call)
