@@ -21,6 +21,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from asynclock._clock import wake
 from asynclock._loop import own_task, running_loop
 
 if TYPE_CHECKING:
@@ -52,6 +53,20 @@ def _can_run(task: asyncio.Task[Any]) -> bool:
         return False
     awaited = getattr(task, "_fut_waiter", None)
     return awaited is None or awaited.done()
+
+
+async def _end_of(movement: Future[None]) -> None:
+    """Wait for the end of a movement, which may be in another loop. `asyncio.wrap_future` would pass a cancel of the
+    waiting task on to it."""
+    loop = running_loop()
+    ended = loop.create_future()
+
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(wake, ended)
+
+    movement.add_done_callback(tell)
+    await ended
 
 
 class FakeTimer:
@@ -172,7 +187,8 @@ class FakeClock:
         with self._guard:
             before, ended = self._last, Future[None]()
             self._last = ended
-        moving = own_task(self._move(seconds, before, ended), "asynclock advance")
+        # At the end of the task, and not in `_move`: a task that is cancelled before its first step never runs that.
+        moving = own_task(self._move(seconds, before), "asynclock advance", lambda _: ended.set_result(None))
         if task is not None:
             _movers.add(task)
         try:
@@ -188,18 +204,15 @@ class FakeClock:
         if cancelled is not None:
             raise cancelled
 
-    async def _move(self, seconds: float, before: Future[None] | None, ended: Future[None]) -> None:
-        try:
-            if before is not None:
-                await asyncio.wrap_future(before)
-            end = self._now + seconds
-            await self._settled()
-            while await self._step(end):
-                pass
-            self._now = max(self._now, end)
-            await self._settled()
-        finally:
-            ended.set_result(None)
+    async def _move(self, seconds: float, before: Future[None] | None) -> None:
+        if before is not None:
+            await _end_of(before)
+        end = self._now + seconds
+        await self._settled()
+        while await self._step(end):
+            pass
+        self._now = max(self._now, end)
+        await self._settled()
 
     async def _step(self, end: float) -> bool:
         """Go to the next moment until `end` at which something is due, and let it happen. False: nothing is due."""
@@ -247,8 +260,12 @@ class FakeClock:
         if not loop.is_running():
             settling.close()
             return
-        waiting = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(settling, loop))
-        await asyncio.wait({waiting}, timeout=_FOREIGN)
+        try:
+            running = asyncio.run_coroutine_threadsafe(settling, loop)
+        except RuntimeError:  # it was closed meanwhile
+            settling.close()
+            return
+        await asyncio.wait({asyncio.wrap_future(running)}, timeout=_FOREIGN)
 
     # -- time that passes by itself ------------------------------------------------------------------------------
 
@@ -293,7 +310,7 @@ class FakeClock:
             if self._pause:
                 await asyncio.sleep(self._pause)
             if self._last is not None and not self._last.done():
-                await asyncio.wrap_future(self._last)
+                await _end_of(self._last)
             elif await self._waits() == before:
                 await self._step(self._limit)
 

@@ -84,6 +84,20 @@ async def test_a_cancel_of_a_task_that_advances() -> None:
         assert store.clock.now() - began == 100
 
 
+async def test_a_movement_that_is_cancelled_before_its_first_step() -> None:
+    """As by a test that cancels all tasks. The next movement does not wait for it."""
+    store = FakeStore()
+    began = store.clock.now()
+    task = asyncio.create_task(store.advance(5))
+    await asyncio.sleep(0)
+    for each in asyncio.all_tasks() - {asyncio.current_task()}:
+        each.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await store.advance(7)
+    assert store.clock.now() - began == 7
+
+
 async def test_movements_at_the_same_time_follow_each_other() -> None:
     """Two tasks that advance by 5 s and 7 s move time by 12 s."""
     store = FakeStore()
@@ -238,6 +252,39 @@ async def test_autojump_beside_advance() -> None:
         began = store.clock.now()
         await store.advance(100)
         assert store.clock.now() - began == 100
+
+
+def test_another_loop_ends_during_a_movement() -> None:
+    """A task there waits for the end of the movement, before it moves time by itself. Its cancel does not end that."""
+    store = FakeStore()
+    held, moving = threading.Event(), threading.Event()
+
+    async def other() -> None:
+        async with Redlock(store) as client, client("a"):
+            held.set()
+            await asyncio.to_thread(moving.wait)
+            for _ in range(1000):  # until that task waits
+                await asyncio.sleep(0)
+
+    thread = threading.Thread(target=asyncio.run, args=(other(),))
+
+    def end_the_other() -> None:
+        store.clock.autojump(0)
+        moving.set()
+        thread.join()
+
+    async def main() -> None:
+        began = store.clock.now()
+        store.clock.call_at(began + 100, end_the_other)
+        await store.advance(200)
+        assert store.clock.now() == began + 200
+
+    thread.start()
+    try:
+        assert held.wait(30)
+        asyncio.run(main())
+    finally:
+        end_the_other()
 
 
 def test_two_event_loops() -> None:
