@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from asynclock._clock import wake
@@ -26,6 +26,8 @@ from asynclock._loop import own_task, running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    _Waits: TypeAlias = dict[asyncio.Task[Any], object]
 
 _START = 1_000_000_000.0
 """`now()` of a new clock, in seconds."""
@@ -43,6 +45,8 @@ _MOST = 480
 _FOREIGN = 1.0
 """Seconds of real time for which a moment waits for another event loop, which may be busy."""
 
+_ROUNDS = 8
+"""So often a moment asks all event loops, at most: a task may run in every turn, without end."""
 
 _movers: WeakSet[asyncio.Task[Any]] = WeakSet()
 """The tasks that move a clock, and those that wait for that: time does not wait for them."""
@@ -103,6 +107,7 @@ class FakeClock:
         self._now = _START
         self._timers: list[tuple[float, int, FakeTimer]] = []
         self._numbers = count()
+        self._loops: set[asyncio.AbstractEventLoop] = set()  # that have set a timer
         self._soon: set[FakeTimer] = set()  # due now: their loops call them in the next turn
         self._dead = 0  # timers in the heap that were cancelled
         self._guard = threading.RLock()
@@ -127,6 +132,7 @@ class FakeClock:
             return self._joined.call_at(when - self._ahead, callback)
         timer = FakeTimer(self, callback)
         with self._guard:
+            self._loops.add(timer.loop)
             if when <= self._now:
                 self._soon.add(timer)
                 timer.loop.call_soon(self._fire, timer, context=Context())
@@ -172,6 +178,7 @@ class FakeClock:
         with self._guard:
             for left, timer in timers:
                 heapq.heappush(self._timers, (self._now + left, next(self._numbers), timer))
+                self._loops.add(timer.loop)
         if self._pause is None:
             self.autojump(pause)
 
@@ -208,26 +215,23 @@ class FakeClock:
         if before is not None:
             await _end_of(before)
         end = self._now + seconds
-        await self._settled()
+        await self._settled_everywhere()
         while await self._step(end):
             pass
         self._now = max(self._now, end)
-        await self._settled()
+        await self._settled_everywhere()
 
     async def _step(self, end: float) -> bool:
         """Go to the next moment until `end` at which something is due, and let it happen. False: nothing is due."""
         due = self._take_due(end)
-        here, others = running_loop(), set[asyncio.AbstractEventLoop]()
+        here = running_loop()
         for timer in due:
             if timer.loop is here:
                 here.call_soon(timer.fire, context=Context())
             else:
                 with suppress(RuntimeError):  # it was closed meanwhile
                     timer.loop.call_soon_threadsafe(timer.fire, context=Context())
-                    others.add(timer.loop)
-        for each in others:
-            await self._settled_in(each)
-        await self._settled()
+        await self._settled_everywhere()
         return bool(due)
 
     def _take_due(self, end: float) -> list[FakeTimer]:
@@ -254,18 +258,40 @@ class FakeClock:
             if not any(each.loop is loop for each in self._soon.copy()) and not any(map(_can_run, asyncio.all_tasks())):
                 return
 
-    async def _settled_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The same in another loop, if it runs."""
-        settling = self._settled()
+    async def _settled_everywhere(self) -> None:
+        """The same in all loops that use this clock. A task of one loop may wake a task of another without a timer. So
+        all of them are asked in rounds, until a round has changed nothing."""
+        here, before = running_loop(), None
+        await self._settled()
+        with self._guard:
+            self._loops = {each for each in self._loops if not each.is_closed()}
+            others = self._loops - {here}
+        for _ in range(_ROUNDS if others else 0):
+            found = {each: waits for each in others if (waits := await self._waits_in(each)) is not None}
+            now = found, await self._waits()
+            if now == before:
+                return
+            before, others = now, set(found)
+
+    async def _waits(self) -> _Waits:
+        """What each task of this loop waits for, once none can run."""
+        await self._settled()
+        return {each: getattr(each, "_fut_waiter", None) for each in asyncio.all_tasks() if each not in _movers}
+
+    async def _waits_in(self, loop: asyncio.AbstractEventLoop) -> _Waits | None:
+        """The same in another loop. None: it does not run, or is busy."""
+        waits = self._waits()
         if not loop.is_running():
-            settling.close()
-            return
+            waits.close()
+            return None
         try:
-            running = asyncio.run_coroutine_threadsafe(settling, loop)
+            running = asyncio.run_coroutine_threadsafe(waits, loop)
         except RuntimeError:  # it was closed meanwhile
-            settling.close()
-            return
-        await asyncio.wait({asyncio.wrap_future(running)}, timeout=_FOREIGN)
+            waits.close()
+            return None
+        found = asyncio.wrap_future(running)
+        await asyncio.wait({found}, timeout=_FOREIGN)
+        return found.result() if found.done() and not found.cancelled() else None
 
     # -- time that passes by itself ------------------------------------------------------------------------------
 
@@ -317,8 +343,3 @@ class FakeClock:
     def _is_due(self, loop: asyncio.AbstractEventLoop, limit: float) -> bool:
         with self._guard:
             return any(when <= limit and timer.loop is loop and timer.armed for when, _, timer in self._timers)
-
-    async def _waits(self) -> dict[asyncio.Task[Any], object]:
-        """What each task waits for, once none can run."""
-        await self._settled()
-        return {each: getattr(each, "_fut_waiter", None) for each in asyncio.all_tasks()}

@@ -318,3 +318,42 @@ def test_two_event_loops() -> None:
         thread.join()
     assert found == [True]
     assert threads == {ident}  # it told of each renewal
+
+
+def test_a_step_waits_for_a_task_of_another_loop() -> None:
+    """A timer ends a hold here, and nothing is due there. The task that waits for the lock runs before time goes on."""
+    store = FakeStore()
+    entered, end = threading.Event(), threading.Event()
+    found: list[float] = []
+
+    async def other() -> None:
+        async with Redlock(store) as client, client("a", timeout=None):
+            for _ in range(100):  # work that takes a while
+                await asyncio.sleep(0)
+            found.append(store.clock.now())
+            entered.set()
+            await asyncio.to_thread(end.wait)
+
+    async def hold(client: Redlock, held: asyncio.Event) -> None:
+        with pytest.raises(LockLost):
+            async with client("a", max_hold=10):
+                held.set()
+                await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        async with Redlock(store) as client, asyncio.TaskGroup() as group:
+            began, held = store.clock.now(), asyncio.Event()
+            group.create_task(hold(client, held))
+            await held.wait()
+            thread.start()
+            while not (await client.inspect("a")).waiters:
+                await asyncio.sleep(0.01)
+            await store.advance(11)
+            assert found == [pytest.approx(began + 10, abs=0.2)]
+
+    thread = threading.Thread(target=asyncio.run, args=(other(),))
+    try:
+        asyncio.run(main())
+    finally:
+        end.set()
+        thread.join()
