@@ -109,9 +109,9 @@ class Call(Generic[_T]):
                 self._wait.wait(_SLICE)
                 if not (self._over or self._home.is_alive() or self._home.exits):
                     raise ConfigError("the background thread of asynclock has ended: the interpreter exits")
-            if self._told is not None:
-                for context, listener, event in self._told:
-                    context.run(listener, event)
+            while self._told:
+                context, listener, event = self._told.pop(0)  # first: if it raises, `_ended` tells the others
+                context.run(listener, event)
         except BaseException:
             self._abandon()
             raise

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -33,21 +33,8 @@ from asynclock.blocking import Lock, Redlock, current_lease
 from asynclock.blocking.loop_thread import call
 from asynclock.events import Acquired, Event, Lost, Released
 from asynclock.fencing import StaleToken, fenced_sync
+from tests.support.threads import in_thread, until
 from tests.support.waiters import LIMIT, SHORT
-
-
-def in_thread(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-
-def until(true: Callable[[], object]) -> None:
-    """Return once it is true."""
-    end = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def wait_for_waiters(client: Redlock, name: str) -> None:
@@ -358,25 +345,6 @@ def test_an_error_of_the_library_does_not_end_the_loop() -> None:
     with pytest.raises(AttributeError):
         call(wait)
     assert call(nothing) == 7
-
-
-def test_a_grant_that_nobody_takes_is_given_back(client: Redlock, name: str) -> None:
-    """An exception in the thread after the grant, here of a listener, must not leave a hold that nobody releases."""
-
-    def interrupt(event: Event) -> None:
-        if isinstance(event, Acquired):
-            raise KeyboardInterrupt
-
-    stop = client.subscribe(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        client(name).acquire()
-    stop()
-    until(lambda: not client(name).locked())
-    stop = client.subscribe(interrupt)
-    with pytest.raises(KeyboardInterrupt), client(name):
-        pytest.fail("the body must not run")
-    stop()
-    until(lambda: not client(name).locked())
 
 
 def test_a_signal_handler_may_use_the_client_while_its_thread_waits(client: Redlock, other: Redlock, name: str) -> None:
