@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextvars import Context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class Callbacks:
         self._work: SimpleQueue[Work] = SimpleQueue()
         self._threads = 0
         self._full = False
+        self.exits = False
+        """The process exits: since Python 3.12 no thread can be started then. `call_rest` makes the calls."""
 
     def put(self, context: Context, function: Callable[..., object], *args: Any) -> None:
         """Call it soon, in that context."""
@@ -40,7 +42,7 @@ class Callbacks:
             return
         self._full = False
         self._work.put((context, function, args))
-        if self._threads < self._most:
+        if self._threads < self._most and not self.exits:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             try:
                 Context().run(thread.start)
@@ -49,11 +51,21 @@ class Callbacks:
             else:
                 self._threads += 1
 
+    def call_rest(self) -> None:
+        """Make the calls that no thread has begun."""
+        while True:
+            try:
+                work = self._work.get_nowait()
+            except Empty:
+                return
+            self._call(*work)
+
     def _run(self) -> None:
         while True:
-            context, function, args = self._work.get()
-            try:
-                context.run(function, *args)
-            except BaseException:  # SystemExit, too: it would end the thread, and the next calls would wait
-                log.exception("asynclock: a call of %r in a thread %r raised an exception", function, self._name)
-            del context, function, args
+            self._call(*self._work.get())
+
+    def _call(self, context: Context, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        try:
+            context.run(function, *args)
+        except BaseException:  # SystemExit, too: it would end the thread, and the next calls would wait
+            log.exception("asynclock: a call of %r in a thread %r raised an exception", function, self._name)

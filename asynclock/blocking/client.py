@@ -12,7 +12,7 @@ from asynclock.blocking import decorators
 from asynclock.blocking.calls import Call
 from asynclock.blocking.lease import Lease, watched
 from asynclock.blocking.lock import Lock, give_back
-from asynclock.blocking.loop_thread import call, call_and_undo, call_to_its_end, has_exited, loop_thread, register
+from asynclock.blocking.loop_thread import call, call_and_undo, call_to_its_end, has_exited, register, thread_here
 from asynclock.blocking.options import split
 from asynclock.runtime.observers import guarded
 
@@ -177,7 +177,7 @@ class Redlock:
             if isinstance(task, Call):
                 task.tell(told, event)
             else:
-                loop_thread().tell(told, event)
+                thread_here().tell(told, event)
 
         return self._client.subscribe(tell)
 

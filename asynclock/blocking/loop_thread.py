@@ -85,13 +85,20 @@ class LoopThread:
 
     def close(self) -> None:
         """Close all clients, and end the thread. For the exit of the process."""
+        self.listeners.exits = self.losses.exits = True
         with contextlib.suppress(RuntimeError, TimeoutError):
             asyncio.run_coroutine_threadsafe(_close_clients(), self.loop).result(_CLOSING)
         with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.loop.call_soon_threadsafe(self._end)
             self._thread.join(_JOINING)
 
+    def _end(self) -> None:
+        self.loop.stop()
+        self.listeners.call_rest()
+        self.losses.call_rest()
+
     def _run(self) -> None:
+        _here.thread = self
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
@@ -115,6 +122,7 @@ async def _close_clients() -> None:
 _clients: WeakSet[Redlock] = WeakSet()
 _background: set[asyncio.Task[object]] = set()
 _guard = threading.Lock()
+_here = threading.local()
 _current: LoopThread | None = None
 _inherited: list[LoopThread] = []
 """Of a forked child: loops of its parent. They are kept, since closing them would change the parent's selector."""
@@ -134,6 +142,12 @@ def register(client: Redlock) -> None:
 def loop_thread() -> LoopThread:
     """The thread of this process; started if there is none. Raises ConfigError."""
     return _current or _started()
+
+
+def thread_here() -> LoopThread:
+    """For code that runs in the loop: its thread, also while that closes its clients and is no longer current."""
+    thread: LoopThread | None = getattr(_here, "thread", None)
+    return thread or loop_thread()
 
 
 def _started() -> LoopThread:

@@ -22,13 +22,16 @@ posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork her
 
 def test_an_exit_releases(client: Redlock, shared_urls: list[str], name: str) -> None:
     """The main thread ends while it holds, while a daemon waits and another one holds, and while a pool works on. The
-    pool may use locks until its end; then what is held is released, and no ticket is left. It ends at once."""
+    pool may use locks until its end; then what is held is released, and no ticket is left. It ends at once. A listener
+    is told that these leases are lost, and nothing is logged."""
     program = """
         import sys, threading, time
         from concurrent.futures import ThreadPoolExecutor
         from asynclock.blocking import Redlock
+        from asynclock.events import Lost
 
         client, other, name = Redlock(sys.argv[1]), Redlock(sys.argv[1]), sys.argv[2]
+        client.subscribe(lambda event: isinstance(event, Lost) and print("lost", event.reason, flush=True))
         held = client(f"{name}:main").acquire()
         in_block = threading.Event()
 
@@ -50,7 +53,7 @@ def test_an_exit_releases(client: Redlock, shared_urls: list[str], name: str) ->
         ThreadPoolExecutor().submit(work)
         """
     began = time.monotonic()
-    assert run_python(program, shared_urls[0], name) == "worked\n"
+    assert run_python(program, shared_urls[0], name) == "worked\nlost closed\nlost closed\n"
     assert time.monotonic() - began < LIMIT
     for part in ("main", "daemon", "pool"):
         assert not client(f"{name}:{part}").locked()
