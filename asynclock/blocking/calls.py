@@ -59,8 +59,8 @@ class Call(Generic[_T]):
     its end even if nobody waits for it."""
 
     __slots__ = (
-        "__weakref__", "_abandoned", "_cancels", "_completes", "_coroutine", "_error", "_fut_waiter",
-        "_home", "_loop", "_must_cancel", "_over", "_result", "_thread", "_told", "_undo", "_wait", "context",
+        "__weakref__", "_abandoned", "_cancels", "_completes", "_coroutine", "_error", "_fut_waiter", "_home",
+        "_loop", "_must_cancel", "_over", "_result", "_reused", "_thread", "_told", "_undo", "_wait", "context",
     )  # fmt: skip
 
     owner_is = "thread"
@@ -81,6 +81,7 @@ class Call(Generic[_T]):
         self.context = copy_context()  # the steps run in it
         self._thread = threading.current_thread()
         self._wait = thread_wait()
+        self._reused = False  # another call may have it
         self._over = False  # its thread may go on
         self._told: list[tuple[Context, Callable[[Event], object], Event]] | None = None
         self._result: _T | None = None
@@ -112,17 +113,25 @@ class Call(Generic[_T]):
             while self._told:
                 context, listener, event = self._told.pop(0)  # first: if it raises, `_ended` tells the others
                 context.run(listener, event)
+            self._reuse_wait()
+            result, error = cast("_T", self._result), self._error
         except BaseException:
             self._abandon()
             raise
-        self._wait.reuse()
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # its traceback refers to this frame
-        result, self._result = self._result, None  # the loop may refer to this object for a moment
-        return cast("_T", result)
+        # From here on nothing is called: a signal handler could raise there, and nobody would give the result back.
+        self._result = self._error = None  # the loop may refer to this object for a moment
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    def _reuse_wait(self) -> None:
+        """Once: two calls that have the same one would wake each other."""
+        if not self._reused:
+            self._reused = True
+            self._wait.reuse()
 
     def _abandon(self) -> None:
         try:
@@ -156,7 +165,7 @@ class Call(Generic[_T]):
 
     def _ended(self) -> None:
         """It has ended after its thread stopped to wait."""
-        self._wait.reuse()
+        self._reuse_wait()
         told, self._told = self._told, None
         for context, listener, event in told or ():
             self._home.listeners.put(context, listener, event)

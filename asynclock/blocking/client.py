@@ -10,8 +10,8 @@ from asynclock._errors import ConfigError
 from asynclock._loop import running_task
 from asynclock.blocking import decorators
 from asynclock.blocking.calls import Call
-from asynclock.blocking.lease import Lease, watched
-from asynclock.blocking.lock import Lock, give_back
+from asynclock.blocking.lease import give_back, watched
+from asynclock.blocking.lock import Lock
 from asynclock.blocking.loop_thread import call, call_and_undo, call_to_its_end, has_exited, register, thread_here
 from asynclock.blocking.options import split
 from asynclock.runtime.observers import guarded
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
     from asynclock._options import Seconds
+    from asynclock.blocking.lease import Lease
     from asynclock.blocking.options import ClientOptions, LockOptions, OnLost
     from asynclock.events import Event
     from asynclock.info import Health, Holder, LockInfo
@@ -157,7 +158,7 @@ class Redlock:
 
         lease = call_and_undo(watched, give_back, take, on_lost)
         assert lease is not None  # noqa: S101 - adopt() returns one, or raises
-        return Lease(lease)
+        return lease
 
     def break_lock(self, name: str, /, *, foreign: bool = False) -> bool:
         """Take `name` away from its holders, and notify them. Until the notice arrives, a holder works on without

@@ -6,7 +6,14 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Self
 
 from asynclock._errors import LockError, LockLost
-from asynclock.blocking.loop_thread import call, call_to_its_end, is_collected_here, loop_thread, run_in_background
+from asynclock.blocking.loop_thread import (
+    call,
+    call_to_its_end,
+    is_collected_here,
+    loop_thread,
+    run_in_background,
+    thread_here,
+)
 from asynclock.locks import lease as locks_lease
 
 if TYPE_CHECKING:
@@ -24,7 +31,7 @@ class Lease:
 
     def __init__(self, lease: locks_lease.Lease) -> None:
         self._lease = lease
-        self._home = loop_thread()
+        self._home = thread_here()
 
     def __repr__(self) -> str:
         return repr(self._lease)
@@ -107,6 +114,10 @@ class Lease:
             return
         call_to_its_end(self._lease.__aexit__, t, e, tb)
 
+    def _note_entered(self) -> None:
+        """The thread that calls this has entered a block of the Lock."""
+        self._lease._note_entered()
+
     def _check_home(self) -> None:
         """Raise the error of a lease that belongs to the parent of this process, or that ended with the interpreter."""
         if not self._home.is_here():
@@ -122,17 +133,38 @@ def current_lease() -> Lease | None:
 
 async def watched(
     take: Callable[..., Coroutine[Any, Any, locks_lease.Lease | None]], on_lost: OnLost | None, **options: Any
-) -> locks_lease.Lease | None:
-    """The result of `take`; if it is a lease, `on_lost` is called at its loss."""
+) -> Lease | None:
+    """A Lease of the result of `take`; `on_lost` is called at its loss. It is made here, in the loop: a signal handler
+    that raises in the thread of the caller, before the call is over, makes the loop give it back."""
     lease = await take(**options)
-    if lease is not None and on_lost is not None:
+    if lease is None:
+        return None
+    if on_lost is not None:
         watch(lease, on_lost)
+    return Lease(lease)
+
+
+async def give_back(lease: Lease | None) -> None:
+    """Nobody takes the result of `watched`."""
+    if lease is not None:
+        await lease._lease.release()  # noqa: SLF001 - of this module
+
+
+async def leave(lease: Lease) -> None:
+    """Nobody enters the block of that lease."""
+    await lease._lease.__aexit__(None, None, None)  # noqa: SLF001 - of this module
+
+
+async def entered(enter: Callable[[], Coroutine[Any, Any, locks_lease.Lease]], on_lost: OnLost | None) -> Lease:
+    """As `watched`, for a block."""
+    lease = await watched(enter, on_lost)
+    assert lease is not None  # noqa: S101 - it raises where `acquire` returns None
     return lease
 
 
 def watch(lease: locks_lease.Lease, on_lost: OnLost) -> None:
     """At its loss, call `on_lost` in a thread of the library, in the context of the caller of this function."""
-    context, losses = copy_context(), loop_thread().losses
+    context, losses = copy_context(), thread_here().losses
 
     def lost(error: LockLost) -> None:
         losses.put(context.copy(), on_lost, error)

@@ -7,16 +7,16 @@ from threading import Thread, current_thread
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, overload
 
 from asynclock._errors import LockNotHeld, brief
-from asynclock.blocking.lease import Lease, watch, watched
-from asynclock.blocking.loop_thread import call, call_and_undo, call_to_its_end
+from asynclock.blocking.lease import entered, give_back, leave, watched
+from asynclock.blocking.loop_thread import abandon, call, call_and_undo, call_to_its_end
 from asynclock.locks.lock import UNSET
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
     from asynclock._options import Seconds
+    from asynclock.blocking.lease import Lease
     from asynclock.blocking.options import OnLost
-    from asynclock.locks import lease as locks_lease
     from asynclock.locks import lock as locks_lock
 
     Caller: TypeAlias = tuple[int, CodeType]
@@ -76,8 +76,7 @@ class Lock:
         thread would wait for itself), ConfigError (a wrong timeout, a server that refuses a command, a name in use as
         another kind, or a thread that runs an event loop).
         """
-        lease = call_and_undo(watched, give_back, self._lock.acquire, self._on_lost, timeout=timeout)
-        return None if lease is None else Lease(lease)
+        return call_and_undo(watched, give_back, self._lock.acquire, self._on_lost, timeout=timeout)
 
     def release(self) -> None:
         """Release the lease that this thread acquired last through this Lock; without one, the only open lease of a
@@ -96,14 +95,17 @@ class Lock:
     def __enter__(self) -> Lease:
         """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
         `acquire`."""
-        if self._on_lost is None:
-            found = call_and_undo(self._lock.__aenter__, _leave)
-        else:
-            found = call_and_undo(_enter, _leave, self._lock, self._on_lost)
-        lease = Lease(found)
-        found._note_entered()
-        frame = frame_at(1)
-        self._blocks.append(_Block(current_thread(), (id(frame), frame.f_code), lease))
+        lease, block = call_and_undo(entered, leave, self._lock.__aenter__, self._on_lost), None
+        try:
+            lease._note_entered()
+            frame = frame_at(1)
+            block = _Block(current_thread(), (id(frame), frame.f_code), lease)
+            self._blocks.append(block)
+        except BaseException:  # such as a KeyboardInterrupt: the body does not run, and neither does __exit__
+            if block in self._blocks:
+                self._blocks.remove(block)
+            abandon(leave, lease)
+            raise
         return lease
 
     def __exit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
@@ -127,18 +129,3 @@ class Lock:
             raise LockNotHeld(f"this thread has entered no block of {brief(self.name)}", name=self.name)
         self._blocks.remove(found[0])
         return found[0].lease
-
-
-async def _enter(lock: locks_lock.Lock, on_lost: OnLost) -> locks_lease.Lease:
-    lease = await lock.__aenter__()
-    watch(lease, on_lost)
-    return lease
-
-
-async def _leave(lease: locks_lease.Lease) -> None:
-    await lease.__aexit__(None, None, None)
-
-
-async def give_back(lease: locks_lease.Lease | None) -> None:
-    if lease is not None:
-        await lease.release()

@@ -219,6 +219,12 @@ def run_in_background(
         thread.loop.call_soon_threadsafe(begin, context=Context())
 
 
+def abandon(undo: Undo[_T], result: _T) -> None:
+    """Nobody takes the result of a call that is over: `undo` gets it, in the background."""
+    if (thread := _current) is not None:
+        run_in_background(thread, undo, result)
+
+
 def _check_threads() -> None:
     """Raise ConfigError where threads are greenlets: a wait would block them all. Where only sockets or `select` are
     patched, the loop could not wait."""

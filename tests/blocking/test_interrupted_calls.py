@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import sys
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from asynclock import blocking
 from asynclock.blocking import Redlock
 from asynclock.events import Acquired, Event, Released
 from tests.support.threads import until
@@ -49,3 +56,48 @@ def test_an_event_is_told_once(client: Redlock, name: str) -> None:
         ("first", "Acquired", "MainThread"),
         ("second", "Acquired", "asynclock listeners"),
     ]
+
+
+# A signal may come while the coroutine of a call is made: Python then drops it, and warns.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("how", ["acquire", "with"])
+def test_a_signal_at_any_point_of_a_call_leaves_no_hold(client: Redlock, name: str, how: str) -> None:
+    """KeyboardInterrupt comes at each point at which Python calls signal handlers, one after the other: where a
+    function of the library begins, and where one in C has returned. The lease lasts for longer than this test."""
+    lock = client(name, lease=60)
+    for point in itertools.count(1):
+        lease = None
+        with contextlib.suppress(KeyboardInterrupt):
+            if how == "acquire":
+                with interrupted_at(point):
+                    lease = lock.acquire()
+            else:
+                with interrupted_at(point) as stop, lock as lease:
+                    stop()
+        if lease is not None:
+            break
+        until(lambda: not lock.locked())
+    assert point > 10
+    if how == "acquire":
+        lock.release()
+    assert not lock.locked()
+
+
+@contextlib.contextmanager
+def interrupted_at(point: int) -> Iterator[Callable[[], None]]:
+    """Raise KeyboardInterrupt in this thread at such a point of asynclock.blocking."""
+    points, folder = itertools.count(1), str(Path(blocking.__file__).parent)
+
+    def stop() -> None:
+        sys.setprofile(None)
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(folder) and next(points) == point:
+            stop()
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield stop
+    finally:
+        stop()

@@ -229,10 +229,11 @@ def test_c8_a_child_keeps_nothing_on_which_threads_of_its_parent_wait(
             if pids == [0]:
                 signal.alarm(40)
                 assert not inherited.held
-                assert events() == 2  # of the loop of the parent, and of its own
+                assert events() == 1  # of the loop of the parent
                 for number in range(5):
                     with client(f"{name}:{number}"):
                         pass
+                assert events() == 3  # and of its own, and of this thread
                 os._exit(0)
             assert events() == 3  # of the loop, of the thread that waits, and of this one
             assert os.waitpid(pids[0], 0)[1] == 0
