@@ -182,7 +182,7 @@ class FakeStore(MemoryStore):
     async def _transact_later(self, keys: Sequence[str], step: Step) -> None:
         until = self._time.now() + ANSWER_TIMEOUT
         while self._server is _Server.HANGING and (left := until - self._time.now()) > 0:
-            await self.changed(left)
+            await self._changed(_Server.HANGING, left)
         if self._server is _Server.HANGING:
             raise TimeoutError(f"{self.label} did not answer within {ANSWER_TIMEOUT:g} s")
         self.transact(keys, step)
@@ -215,11 +215,19 @@ class FakeStore(MemoryStore):
     def is_up(self) -> bool:
         return self._server is _Server.UP
 
-    async def changed(self, limit: float | None = None) -> None:
-        """Return once it goes down or up, or hangs; after `limit` seconds at most."""
+    async def becomes_up(self) -> None:
+        """Return once it is up."""
+        while (seen := self._server) is not _Server.UP:
+            await self._changed(seen)
+
+    async def _changed(self, seen: _Server, limit: float | None = None) -> None:
+        """Return once it is not as the caller has `seen` it; after `limit` seconds at most."""
         loop = asyncio.get_running_loop()
         change = loop.create_future()
-        self._waiting[change] = loop
+        with self._guard:
+            if self._server is not seen:  # another thread has changed it since then
+                return
+            self._waiting[change] = loop
         try:
             await wait_ended(change, limit, self.clock)
         finally:
@@ -300,8 +308,7 @@ class FakeNode(TransactionalNode):
 
     async def _pause(self, seconds: float) -> None:
         del seconds
-        while not self._store.is_up:
-            await self._store.changed()
+        await self._store.becomes_up()
 
     async def aclose(self) -> None:
         """Without a wait for a store that does not answer, whose time may stand still."""

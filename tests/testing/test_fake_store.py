@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import threading
 from contextlib import aclosing
+from sys import _getframe as frame_at
 from typing import Any
 
 import fakeredis
@@ -14,6 +17,7 @@ from asynclock.events import NodeDown, NodeUp
 from asynclock.runtime import shutdown
 from asynclock.stores import MemoryStore
 from asynclock.testing import FakeStore
+from tests.support.waiters import LIMIT
 
 KINDS = {
     "mutex": lambda client: client("a"),
@@ -172,6 +176,27 @@ async def test_down_and_up() -> None:
             task = asyncio.create_task(client("b").acquire())
             await store.advance(10)
             await task
+
+
+async def test_up_in_another_thread_as_a_client_begins_to_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is between two steps of the client: it has seen that the store is down, and is not yet woken by `up`.
+    The client goes on."""
+    store = FakeStore()
+    loop = asyncio.get_running_loop()
+    create, ups = loop.create_future, list[threading.Thread]()
+
+    def create_future() -> asyncio.Future[Any]:
+        if not ups and frame_at(1).f_code.co_filename == inspect.getfile(FakeStore):
+            ups.append(threading.Thread(target=store.up))
+            ups[0].start()
+            ups[0].join()
+        return create()
+
+    async with Redlock(store) as client:
+        monkeypatch.setattr(loop, "create_future", create_future)
+        store.down()
+        async with asyncio.timeout(LIMIT), client("a", timeout=None):
+            assert ups
 
 
 async def test_down_before_the_first_use() -> None:
