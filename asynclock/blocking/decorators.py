@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from asynclock._errors import LockLost, QuorumUnavailable
 from asynclock.blocking.lease import Lease
 from asynclock.blocking.lock import Lock
-from asynclock.blocking.loop_thread import call_and_undo
+from asynclock.blocking.loop_thread import abandon, call_and_undo
 from asynclock.locks.decorators import AGAIN, RUN, OnceLock, Skipped
 from asynclock.locks.template import namer
 
@@ -56,18 +56,24 @@ def once(
 
         @wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R | Skipped:
-            run = lock(named(*args, **kwargs))
+            run, before, begun = lock(named(*args, **kwargs)), None, False
             lease = call_and_undo(run.begin, _give_back, patience)
-            if isinstance(lease, Skipped):
-                return lease
-            before = RUN.set(lease)
             try:
+                if isinstance(lease, Skipped):
+                    return lease
+                before = RUN.set(lease)
                 with Lease(lease):
+                    begun = True
                     result = function(*args, **kwargs)
                     run.mark_done(within)
+                return result
+            except BaseException:
+                if not begun:  # such as a KeyboardInterrupt: __exit__ has not run
+                    abandon(_give_back, lease)
+                raise
             finally:
-                RUN.reset(before)
-            return result
+                if before is not None:
+                    RUN.reset(before)
 
         return guarded
 

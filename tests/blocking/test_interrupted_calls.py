@@ -60,27 +60,34 @@ def test_an_event_is_told_once(client: Redlock, name: str) -> None:
 
 # A signal may come while the coroutine of a call is made: Python then drops it, and warns.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("how", ["acquire", "with"])
+@pytest.mark.parametrize("how", ["acquire", "with", "once"])
 def test_a_signal_at_any_point_of_a_call_leaves_no_hold(client: Redlock, name: str, how: str) -> None:
     """KeyboardInterrupt comes at each point at which Python calls signal handlers, one after the other: where a
-    function of the library begins, and where one in C has returned. The lease lasts for longer than this test."""
-    lock = client(name, lease=60)
+    function of the library begins, and where one in C has returned. The leases last for longer than this test."""
+    lock, held = client(name, lease=60), False
+
+    @client.once(name, within=60)
+    def run(stop: Callable[[], None]) -> bool:
+        stop()
+        return True
+
     for point in itertools.count(1):
-        lease = None
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(point) as stop:
             if how == "acquire":
-                with interrupted_at(point):
-                    lease = lock.acquire()
-            else:
-                with interrupted_at(point) as stop, lock as lease:
+                lock.acquire()
+                held = True
+            elif how == "with":
+                with lock:
                     stop()
-        if lease is not None:
+                    held = True
+            else:
+                held = run(stop) is True
+        if held:
             break
         until(lambda: not lock.locked())
     assert point > 10
     if how == "acquire":
         lock.release()
-    assert not lock.locked()
 
 
 @contextlib.contextmanager
