@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from contextlib import AsyncExitStack
 
 import pytest
-import redis as redis_py
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.rules.model import ID_LENGTH
+from tests.support.busy_servers import endless, is_busy
 from tests.support.cut_servers import FaultyProxy, cut_proxies, heal_proxies, proxies_to
 from tests.support.default_keys import keys_of
 from tests.support.probes import (
@@ -26,29 +25,6 @@ from tests.support.probes import (
 from tests.support.servers import Server, Servers
 from tests.support.still_clock import idle
 from tests.support.waiters import LONG, back, holder, in_queue, until, urls_of
-
-
-def endless(server: Server) -> threading.Thread:
-    """A script of another client that does not end: from its first ms on the server answers BUSY."""
-    with server.cli() as cli:
-        cli.config_set("busy-reply-threshold", 1)
-
-    def run() -> None:
-        with pytest.raises(redis_py.ResponseError), server.cli() as cli:
-            cli.eval("while true do end", 0)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
-def is_busy(server: Server) -> bool:
-    with server.cli() as cli:
-        try:
-            cli.ping()
-        except redis_py.ResponseError as error:
-            return "BUSY" in str(error)
-        return False
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

@@ -5,8 +5,11 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
 from asynclock import Redlock
 from asynclock.stores.redis.keys import mark
+from tests.support.busy_servers import endless, is_busy
 from tests.support.cut_servers import proxies_to
 from tests.support.default_keys import PREFIX, key_of
 from tests.support.probes import clock_of, connection_of, in_quarantine, nodes_of
@@ -43,6 +46,32 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
             assert lease.held
             assert theirs is None
             assert not holder(lagging, name)
+
+
+@pytest.mark.filterwarnings("ignore:.*forbids the check")  # else it would fail the attempt that shall fail by itself
+async def test_d3_a_server_that_is_busy_as_the_client_connects_keeps_its_quarantine(
+    servers: Servers, name: str
+) -> None:
+    """One of three restarts empty, and a script of another client runs while this client connects: the server answers
+    BUSY to all questions about itself. When the script ends, it casts no vote."""
+    some = [servers.start() for _ in range(3)]
+    link = some[0].path.with_suffix(".link")
+    link.symlink_to(some[0].path)
+    async with Redlock(f"unix://{link}", *urls_of(some[1:]), lease=LONG, node_timeout=5.0) as client, client(name):
+        await back(client)
+        node = nodes_of(client)[0]
+        link.unlink()
+        some[0].restart()
+        await until(lambda: node.error is not None)
+        script = endless(some[0])
+        await until(lambda: is_busy(some[0]))
+        link.symlink_to(some[0].path)
+        await until(lambda: node.error is None or "BUSY" in str(node.error))
+        with some[0].cli() as cli:
+            cli.script_kill()
+        script.join()
+        await back(client)
+        assert in_quarantine(node)
 
 
 async def test_d3_first_use_leaves_its_mark_on_servers_of_age(servers: Servers, name: str) -> None:

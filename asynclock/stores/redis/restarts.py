@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asynclock")
 
+_FOR_NOW = frozenset({"LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "BUSY"})
+"""The codes of a server that answers later. Without its facts it would vote at once, although it may have restarted."""
+
 
 class Dialer(Protocol):
     """A store that connects to one server. The nodes of all event loops share it."""
@@ -153,7 +156,7 @@ class Restarts:
             raise config_error(self._dialer.label, error)
         if code_of(error) in {"MOVED", "ASK"}:
             return  # the mark is at another node of the cluster
-        if code_of(error) in {"LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN"}:
+        if code_of(error) in _FOR_NOW:
             raise ConnectionError(f"{self._dialer.label}: {error}")
         self._unchecked = error
 
