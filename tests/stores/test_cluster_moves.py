@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -134,6 +135,27 @@ async def test_ask_for_one_key(cluster: Cluster, redlock: Redlock, name: str) ->
     await asyncio.to_thread(cluster.end_move, slot, to)
     await lease.release()
     assert not held_at(to, name)
+
+
+async def test_two_masters_that_send_an_op_to_each_other(cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """A move was given up at one side only: the owner of the slot sends clients on with ASK, and the other master sends
+    them back with MOVED. The op is sent again after pauses, within its time."""
+    slot = slot_of(PREFIX, name)
+    to = another(cluster, slot)
+    await redlock.health()
+    source, before = await asyncio.to_thread(cluster.begin_move, slot, to), calls_of(to, "asking")
+    to.cli("CLUSTER", "SETSLOT", slot, "STABLE")
+    with pytest.raises(QuorumUnavailable):
+        await redlock(name).acquire(timeout=1)
+    assert 0 < calls_of(to, "asking") - before < 150
+    source.cli("CLUSTER", "SETSLOT", slot, "STABLE")
+    async with redlock(name):
+        pass
+
+
+def calls_of(member: Member, command: str) -> int:
+    """How many times that server has carried out a command."""
+    return int(re.findall(r"calls=(\d+)", member.info("commandstats").get(f"cmdstat_{command}", "calls=0"))[0])
 
 
 async def test_c16_an_acquire_that_was_undone_is_not_sent_again(cluster: Cluster, name: str) -> None:

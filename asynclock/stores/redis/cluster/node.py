@@ -3,7 +3,8 @@
 1. Each op goes to the master that has the slot of its name. All keys of a name are in one slot (`keys.py`).
 2. MOVED, ASK, TRYAGAIN and CLUSTERDOWN mean that the server did nothing. The op is sent again within its deadline, by
    the new master or after a pause (`parked.py`), unless its id was undone meanwhile: then it could create a key that
-   nothing deletes. The ops of one slot stay in their order, so a later attempt does not overtake an undo.
+   nothing deletes. It is sent after a pause, too, if two masters send it to each other. The ops of one slot stay in
+   their order, so a later attempt does not overtake an undo.
 3. When a slot gets another master, the pending releases of its names go to that master, and so do those that the old
    master got lately (`pending.py`).
 4. The client asks the cluster for its slots when it opens, when a master is lost or silent, and after each MOVED; again
@@ -123,21 +124,23 @@ class ClusterNode:
 
     def redirected(self, shard: Shard, handler: ReplyHandler, error: ServerError) -> None:
         """A shard did nothing, because it does not have the slot of the op, or not all of its keys."""
-        masters, slot = self._masters, slot_of(self._prefix, handler.op.name)
+        masters, slot, now = self._masters, slot_of(self._prefix, handler.op.name), self.clock.now()
         where = redirect_of(str(error), shard.address)
         to = masters.at(where.to) if where.to is not None else None
         if where.code != "ASK":
             masters.look()
-        if where.code == "MOVED" and to is not None and masters.by_slot[slot] is not to:
-            bounced = self.clock.now() - masters.moved.get(slot, -math.inf) < _SETTLED
-            masters.move(slot, to)
+        if where.code == "MOVED" and to is not None:
+            bounced = now - shard.asked_at < _SETTLED  # an ASK named it, and it sends the op back
+            if masters.by_slot[slot] is not to:
+                bounced |= now - masters.moved.get(slot, -math.inf) < _SETTLED
+                masters.move(slot, to)
             to = None if bounced else to
         if handler.op.revoked:
             handler.fail(self.index, error, maybe=False)
-        elif to is None or slot in self._parked or to.connecting:
-            self._parked.add(slot, handler, error)
+        elif to is None or slot in self._parked or to.connecting or now >= handler.deadline:
+            self._parked.add(slot, handler, error)  # it fails after the pause if its time is over
         elif where.code == "ASK":
-            to.asked_at = self.clock.now()
+            to.asked_at = now
             handler.op.forget_packed()
             to.send_asking(handler.op, handler)
         else:
