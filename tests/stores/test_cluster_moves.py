@@ -16,7 +16,7 @@ from asynclock.stores.redis.keys import keys, slot_of
 from tests.support.probes import acquisitions_of, nodes_of, ping, without_questions_for_slots
 from tests.support.services.cluster import Cluster, Member
 from tests.support.told import told
-from tests.support.waiters import LIMIT, PATIENT, healthy, until
+from tests.support.waiters import LIMIT, LONG, PATIENT, healthy, until
 
 PREFIX = "lock:"
 
@@ -305,3 +305,26 @@ async def test_c12_clusterdown(cluster: Cluster, redlock: Redlock, name: str) ->
     lease = await waiting
     assert lease
     await lease.release()
+
+
+async def test_f7_releases_while_a_slot_has_no_master(cluster: Cluster, other: Redlock, name: str) -> None:
+    """One is refused with CLUSTERDOWN, the other one comes when the client knows that no master has the slot. When the
+    old master has it again, with its keys, it gets both."""
+    names = [f"{{{name}}}{letter}" for letter in "ab"]
+    slot = slot_of(PREFIX, names[0])
+    owner = cluster.owner(slot)
+    async with Redlock(cluster.url, lease=LONG, max_lease=LONG, **PATIENT) as client:
+        first, second = [await client(each, renew=False).acquire(timeout=None) for each in names]
+        for each in cluster.up():
+            each.cli("CLUSTER", "DELSLOTS", slot)
+        await first.release()
+        async with asyncio.timeout(LIMIT):
+            while f"slots {slot}: no master has them" not in (await client.health()).reason:
+                await asyncio.sleep(0.01)
+        await second.release()
+        assert held_at(owner, names[0])
+        assert held_at(owner, names[1])
+        owner.cli("CLUSTER", "ADDSLOTS", slot)
+        for each in names:
+            async with other(each, timeout=LIMIT):
+                pass

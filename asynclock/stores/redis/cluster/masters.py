@@ -18,15 +18,18 @@ from asynclock.stores.redis.cluster.acknowledged import AcknowledgedReleases
 from asynclock.stores.redis.cluster.shard import Router, Shard
 from asynclock.stores.redis.cluster.topology import SLOTS, Address, span_of, without_host_name
 from asynclock.stores.redis.keys import mark, only_slot, slot_of, tag_of, tag_within
+from asynclock.stores.redis.pending import PendingReleases
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
     from asynclock._errors import ConfigError
     from asynclock._time import Timer
+    from asynclock.rules.model import Op
     from asynclock.stores.port import NodeConfig, ReplyHandler
     from asynclock.stores.redis.cluster.topology import Range
     from asynclock.stores.redis.restarts import Dialer
+    from asynclock.stores.undelivered import PendingRelease
 
 log = logging.getLogger("asynclock")
 
@@ -87,6 +90,8 @@ class Masters:
         self._asked_at = -math.inf  # when the last question for the slots was sent that has ended
         self._unanswered: OrderedDict[str, float] = OrderedDict()
         self.acknowledged = AcknowledgedReleases(config.clock.now)
+        self.bared_at = -math.inf  # when a slot lost its master last, and had no other one
+        self._ownerless = PendingReleases()  # of names whose slots have no master
         self._again = False  # ask for the slots once more
         self._watching: Timer | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -192,6 +197,8 @@ class Masters:
             elif self._now() - when > _RECENT:
                 del self.moved[slot]
         changed = owners != self.by_slot
+        if changed and any(new is None is not old for new, old in zip(owners, self.by_slot, strict=True)):
+            self.bared_at = self._now()
         self.by_slot, self.error = owners, None
         if ranges and all(each.master is None for each in ranges):
             self.error = self.nameless(ranges[0].first)
@@ -200,6 +207,7 @@ class Masters:
         self.all = sorted((each for each in used if each is not None), key=lambda each: each.address)
         for shard in self.shards:
             self._settle(shard)
+        self._hand_over(None)
         if changed:
             self.acknowledged.hand_over(owners)
         for shard in self.all:
@@ -247,16 +255,24 @@ class Masters:
         self._again = True
         if to not in self.all:
             self.all = sorted([*self.all, to], key=lambda each: each.address)
-        if before is not None and before.has_pending:
+        if before is None or before.has_pending:
             self._hand_over(before)
         self.acknowledged.hand_over(self.by_slot, slot)
 
-    def _hand_over(self, shard: Shard) -> None:
-        """Rule 3."""
+    def keep(self, op: Op, sent: float) -> None:
+        """A release of a name whose slot has no master is delivered to the next one. It was first sent at `sent`."""
+        self._ownerless.add(op, self._now(), sent)
+
+    def _hand_over(self, shard: Shard | None) -> None:
+        """Rule 3. None: slots without a master may have one again."""
         prefix, owners = self._config.prefix, self.by_slot
-        for op in shard.take_pending(lambda name: owners[slot_of(prefix, name)] not in (shard, None)):
+        take = self._ownerless.take if shard is None else shard.take_pending
+        by_owner: dict[Shard, list[PendingRelease]] = {}
+        for op in take(lambda name: owners[slot_of(prefix, name)] not in (shard, None)):
             if (owner := owners[slot_of(prefix, op.name)]) is not None:
-                owner.deliver([op])
+                by_owner.setdefault(owner, []).append(op)
+        for owner, releases in by_owner.items():
+            owner.deliver(releases)
 
     def at(self, address: Address, *, first: bool = False) -> Shard:
         """The shard at this address. `first`: nothing was known of the cluster before (else rule 7)."""

@@ -6,7 +6,7 @@
    nothing deletes. It is sent after a pause, too, if two masters send it to each other. The ops of one slot stay in
    their order, so a later attempt does not overtake an undo.
 3. When a slot gets another master, the pending releases of its names go to that master, and so do those that the old
-   master got lately (`pending.py`).
+   master got lately (`pending.py`). While it has none, the releases of its names are kept.
 4. The client asks the cluster for its slots when it opens, when a master is lost or silent, and after each MOVED; again
    and again until all slots have a master that is up. A lost master is reported as down only if it still has slots:
    one that an operator removed has none. Ops for its slots wait for that answer.
@@ -92,6 +92,8 @@ class ClusterNode:
     def _send(self, slot: int, op: Op, handler: ReplyHandler) -> None:
         shard = self._masters.by_slot[slot]
         if shard is None:
+            if op.verb is RELEASE and op.since <= self._masters.bared_at:  # else nothing of its id was sent
+                self._masters.keep(op, handler.sent)
             self._masters.look()
             handler.fail(self.index, self._uncovered(slot), maybe=False)
         elif slot in self._parked or shard.connecting or self._masters.may_have_left(shard):
@@ -164,8 +166,8 @@ class ClusterNode:
         now, owner = self.clock.now(), self._masters.by_slot[slot]
         for handler, error in entries:
             if now >= handler.deadline or handler.op.revoked or self._closed:
-                if handler.op.verb is RELEASE and owner is not None:
-                    owner.keep(handler.op, handler.sent)
+                if handler.op.verb is RELEASE:
+                    (owner or self._masters).keep(handler.op, handler.sent)
                 handler.fail(self.index, error, maybe=False)
             elif owner is not None and owner.connecting:
                 self._parked.add(slot, handler, error)
