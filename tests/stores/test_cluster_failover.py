@@ -17,6 +17,7 @@ from tests.support.commands import answered, json_of
 from tests.support.probes import acquisitions_of, connection_of, nodes_of, waits_for_notice
 from tests.support.services.cluster import Cluster, Member, wait_until
 from tests.support.still_clock import turns
+from tests.support.told import told
 from tests.support.waiters import LIMIT, PATIENT, healthy, until
 
 PREFIX = "lock:"
@@ -202,6 +203,29 @@ async def test_f7_a_release_outlives_the_failover(
     got = await other(name).acquire(timeout=LIMIT)
     assert got
     await got.release()
+
+
+async def test_a_failover_after_the_program_has_cancelled_all_tasks(
+    cluster: Cluster, redlock: Redlock, name: str
+) -> None:
+    """As asyncio.run does after Ctrl-C, in a program that goes on. The master was down already, and the client waited
+    for another one. It finds the new master all the same."""
+    lease, master = await held(redlock, name, cluster)
+    await lease.release()
+    replica = cluster.replica_of(master)
+    try:
+        replica.cli("CONFIG", "SET", "cluster-replica-no-failover", "yes")
+        with told(redlock) as seen:
+            master.kill()
+            await until(lambda: seen.of(NodeDown))
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.to_thread(cluster.promote, replica, "TAKEOVER")
+        got = await redlock(name).acquire(timeout=LIMIT)
+        assert got
+        await got.release()
+    finally:
+        replica.cli("CONFIG", "SET", "cluster-replica-no-failover", "no")
 
 
 async def test_f21_a_release_that_the_takeover_lost(

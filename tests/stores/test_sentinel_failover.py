@@ -227,6 +227,23 @@ async def test_the_sentinels_are_followed_after_their_restart(deployment: Deploy
         await works(client, name)
 
 
+async def test_the_sentinels_are_followed_after_the_program_has_cancelled_all_tasks(
+    deployment: Deployment, name: str
+) -> None:
+    """As asyncio.run does after Ctrl-C, in a program that goes on. The client hears of a failover after which the old
+    master still answers as a master."""
+    async with Redlock(deployment.url, lease=LONG) as client:
+        await works(client, name)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        old = deployment.master
+        with old.cli() as cli:
+            cli.execute_command("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
+        new = await asyncio.to_thread(deployment.failover)
+        await moved(client, new)
+        await works(client, name)
+
+
 # -- a quorum of Sentinel deployments ----------------------------------------------------------------------------------
 
 

@@ -101,6 +101,8 @@ class ClusterNode:
                 self._masters.look()
             self._parked.add(slot, handler, shard.error or ConnectionError(f"{shard.label} is not connected"))
         else:
+            if not shard.up:
+                self._masters.look()  # its task ended if the program cancelled all tasks, as after Ctrl-C, and went on
             shard.send(op, handler if op.verb is not RELEASE else self._masters.acknowledged.by(shard, slot, handler))
 
     def _uncovered(self, slot: int) -> Exception:

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import random
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
@@ -45,6 +46,9 @@ _LIMIT = 1.0  # seconds for one sentinel to connect and to answer
 _QUIET = 5.0  # seconds of silence after which a sentinel is asked whether it is there
 _RIGHTS = ("&+switch-master", "+subscribe", "+ping", "+sentinel|get-master-addr-by-name", "+sentinel|master")
 _PAUSES = (0.1, 5.0)  # seconds between attempts to connect to a sentinel: the first and the longest
+_AGAIN = 0.25
+"""Seconds after which a node listens again if the program cancels all tasks of its loop, as after Ctrl-C, and goes on.
+Not at once: the program may cancel tasks until none is left."""
 
 
 class Master(NamedTuple):
@@ -213,15 +217,28 @@ class Watch:
         self._sentinels = sentinels
         self._left = left
         self._named = named
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = self._stopped = False
 
     def start(self) -> None:
         """A second call does nothing."""
-        if not self._tasks:
-            endpoints = self._sentinels.endpoints
-            self._tasks = [own_task(self._follow(each), f"asynclock {each.label}") for each in endpoints]
+        if not self._started:
+            self._started = True
+            for each in self._sentinels.endpoints:
+                self._begin(each)
+
+    def _begin(self, endpoint: Endpoint) -> None:
+        if not self._stopped:
+            ended = partial(self._ended, endpoint)
+            self._tasks.add(own_task(self._follow(endpoint), f"asynclock {endpoint.label}", ended))
+
+    def _ended(self, endpoint: Endpoint, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() and not self._stopped:
+            task.get_loop().call_later(_AGAIN, self._begin, endpoint)
 
     async def stop(self) -> None:
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
