@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from asynclock import QuorumUnavailable, Redlock
+from asynclock import Lease, QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
 from asynclock.stores.redis.keys import keys, slot_of
 from tests.support.probes import acquisitions_of, nodes_of, ping, without_questions_for_slots
@@ -305,6 +306,31 @@ async def test_c12_clusterdown(cluster: Cluster, redlock: Redlock, name: str) ->
     lease = await waiting
     assert lease
     await lease.release()
+
+
+@pytest.mark.parametrize("prefix", ["lock:", "{all}:"])
+async def test_many_ops_at_a_cluster_that_serves_no_name(cluster: Cluster, name: str, prefix: str) -> None:
+    """1,000 tasks want a lock each, in many slots or in one slot that has its master. Neither the ops nor the questions
+    for the slots are a load: about 2,000 and 20 in a second."""
+    lost = next(slot for slot in range(100) if slot != slot_of(prefix, ""))
+    owner = cluster.owner(lost)
+    async with Redlock(cluster.url, prefix=prefix, **PATIENT) as client:
+        await client.health()
+        for each in cluster.up():
+            each.cli("CLUSTER", "DELSLOTS", lost)
+        began, refused = time.monotonic(), cluster.refusals("CLUSTERDOWN")
+        looks = sum(calls_of(each, "cluster|slots") for each in cluster.up())
+        tasks = [client(f"{name}{n}").acquire(timeout=3) for n in range(1000)]
+        assert not any(each for each in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(each, Lease))
+        refused = cluster.refusals("CLUSTERDOWN") - refused
+        looks = sum(calls_of(each, "cluster|slots") for each in cluster.up()) - looks
+        seconds = time.monotonic() - began
+        assert 1000 <= refused < 3000 + 2500 * seconds
+        assert looks < 100 + 2 * 25 * seconds  # two masters are asked
+        owner.cli("CLUSTER", "ADDSLOTS", lost)
+        async with client(name, timeout=LIMIT):
+            pass
+        await until(lambda: all(each.serves() for each in cluster.up()))
 
 
 async def test_f7_releases_while_a_slot_has_no_master(cluster: Cluster, other: Redlock, name: str) -> None:

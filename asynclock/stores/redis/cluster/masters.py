@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 _PAUSES = (0.1, 1.0)  # seconds between two questions for the slots while a master is missing: first, and at most
+_LEAST = 0.05  # seconds between two questions for the slots, at least: a cluster may redirect or refuse all ops for now
 _SILENT = 0.25  # seconds after which the cluster is asked whether a master that does not answer still has its slots
 _GUEST = 30.0  # seconds after its last ASK for which the client stays connected to a node without slots
 _RECENT = 30.0  # seconds for which a redirection is remembered
@@ -64,6 +65,9 @@ class Owner(Router, Protocol):
     def replaced(self, handlers: Sequence[ReplyHandler]) -> None:
         """These ops went to a master that is silent and has lost its slots."""
 
+    def moved(self, before: Sequence[Shard | None]) -> None:
+        """Slots have other masters than `before`."""
+
     def update(self) -> None:
         """Masters came or went, up or down."""
 
@@ -87,6 +91,7 @@ class Masters:
         self._shards: dict[Address, Shard] = {}
         self._leaving: set[Shard] = set()  # that have no slot any more, and are being closed
         self._known: tuple[Range, ...] = ()  # the last answer about the slots
+        self._looked_at = -math.inf  # when the last task that asks for the slots has ended
         self._asked_at = -math.inf  # when the last question for the slots was sent that has ended
         self._unanswered: OrderedDict[str, float] = OrderedDict()
         self.acknowledged = AcknowledgedReleases(config.clock.now)
@@ -138,7 +143,7 @@ class Masters:
             self._looking = own_task(self._follow(), f"asynclock {self._source.label}", self._looked)
 
     def _looked(self, task: asyncio.Task[None]) -> None:
-        self._looking = None
+        self._looking, self._looked_at = None, self._now()
         self.met.set()
         if not task.cancelled() and (error := task.exception()):
             log.error("asynclock: reading the slots of %s failed", self._source.label, exc_info=error)
@@ -147,6 +152,8 @@ class Masters:
 
     async def _follow(self) -> None:
         pause = _PAUSES[0]
+        if (left := self._looked_at + _LEAST - self._now()) > 0:
+            await asyncio.sleep(left)
         while not self._closed:
             self._again, began = False, self._now()
             try:
@@ -199,7 +206,7 @@ class Masters:
         changed = owners != self.by_slot
         if changed and any(new is None is not old for new, old in zip(owners, self.by_slot, strict=True)):
             self.bared_at = self._now()
-        self.by_slot, self.error = owners, None
+        before, self.by_slot, self.error = self.by_slot, owners, None
         if ranges and all(each.master is None for each in ranges):
             self.error = self.nameless(ranges[0].first)
         used = set(owners) if self.only is None else {owners[self.only]}
@@ -210,6 +217,7 @@ class Masters:
         self._hand_over(None)
         if changed:
             self.acknowledged.hand_over(owners)
+            self._owner.moved(before)
         for shard in self.all:
             self._choose_keys(shard)
         self._owner.update()

@@ -153,11 +153,14 @@ class ClusterNode:
     def replaced(self, handlers: Sequence[ReplyHandler]) -> None:
         """Their master is silent and has lost its slots: the new one gets these ops. Each of them is harmless if it is
         carried out twice, and the old master forgets what it still does."""
+        error, slots = ConnectionError(f"{self.label}: its master was replaced"), set[int]()
         for handler in handlers:
             if handler.op.revoked:
-                handler.fail(self.index, ConnectionError(f"{self.label}: its master was replaced"), maybe=True)
+                handler.fail(self.index, error, maybe=True)
             else:
-                self._resend(slot_of(self._prefix, handler.op.name), Doubtful(handler))
+                slots.add(slot := slot_of(self._prefix, handler.op.name))
+                self._parked.add(slot, Doubtful(handler), error)
+        self._parked.release_all(slots.__contains__)
 
     def _resend(self, slot: int, handler: ReplyHandler) -> None:
         handler.op.forget_packed()  # the ticket of the op may have been withdrawn since it was packed
@@ -224,6 +227,11 @@ class ClusterNode:
     def ready(self, shard: Shard) -> None:
         """The ops that waited for the shard wait no longer."""
         self._parked.release_all(lambda slot: self._masters.by_slot[slot] is shard)
+
+    def moved(self, before: Sequence[Shard | None]) -> None:
+        """The ops in slots that have other masters than `before` wait no longer."""
+        now = self._masters.by_slot
+        self._parked.release_all(lambda slot: now[slot] is not before[slot])
 
     # -- the state of the whole ----------------------------------------------------------------------------------
 
@@ -390,7 +398,7 @@ class ClusterNode:
 
     def _end(self) -> None:
         self._closed = True
-        self._parked.release_all()
+        self._parked.end()
         self._reports.stop()
 
 
