@@ -9,9 +9,10 @@ import pytest
 from asynclock import Redlock
 from tests.support.lagging_sentinel import LaggingSentinel
 from tests.support.ports import free_port
-from tests.support.probes import connection_of, nodes_of, socket_of
+from tests.support.probes import connection_of, in_quarantine, nodes_of, socket_of
+from tests.support.servers import Servers
 from tests.support.services.sentinels import Part, start_server, wait
-from tests.support.waiters import LIMIT, until, works
+from tests.support.waiters import LIMIT, PATIENT, until, urls_of, works
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,15 @@ def pair() -> Iterator[tuple[Part, Part]]:
     yield old, new
     for each in (old, new):
         each.kill()
+
+
+@pytest.fixture
+def new_master() -> Iterator[Part]:
+    """A server of the test's own, which no client has used."""
+    found = start_server(free_port())
+    wait(found.cli().ping, "a server answers")
+    yield found
+    found.kill()
 
 
 @pytest.fixture
@@ -96,3 +106,24 @@ async def test_a_late_message(pair: tuple[Part, Part], three: list[LaggingSentin
         await until(lambda: three[0].asked > asked)
         await works(client, name)
         assert connection_of(nodes_of(client)[0]) is before
+
+
+async def test_d5_a_master_that_was_promoted_again(
+    new_master: Part, three: list[LaggingSentinel], servers: Servers, name: str
+) -> None:
+    """While the client was held, a replica was promoted, and after it the old master again: it may lack the holds of
+    the time between, although it is the server that the client knows. It casts no vote. After a cut without a failover
+    it would."""
+    for each in three:
+        each.port = new_master.port
+    async with Redlock(url_of(three), *urls_of([servers.start(), servers.start()]), **PATIENT) as client:
+        await works(client, name)
+        node = nodes_of(client)[0]
+        for epoch in (0, 2):
+            for each in three:
+                each.epoch = epoch
+            before = connection_of(node)
+            with new_master.cli() as cli:
+                cli.client_kill_filter(_type="pubsub", skipme=True)
+            await until(lambda: connection_of(node) not in (None, before))  # noqa: B023
+            assert in_quarantine(node) == (epoch > 0)

@@ -70,22 +70,26 @@ class Restarts:
         said = fields(info)
         run_id = said.get("run_id", "")
         self._refuse_double(run_id)
-        if self.facts is not None and self.facts.run_id == run_id:
+        if self.facts is not None and self.facts.run_id == run_id and self.facts.replaced == self._replaced(run_id):
             if mark != run_id.encode():  # the command that set it may have been lost with its connection
                 self.facts = self.facts._replace(mark="")
             return
         before, self._dialer.run_id = self._dialer.run_id, run_id or self._dialer.run_id
         if run_id and before not in ("", run_id):
             self._dialer.replaced = run_id, self._now()
-        replacement, since = self._dialer.replaced
         self._decide(
             Facts(
                 run_id=run_id,
                 mark=mark.decode(errors="replace") if isinstance(mark, bytes) else "",
                 started=self._now() - float(said.get("uptime_in_seconds", "inf")),
-                replaced=since if run_id and replacement == run_id else None,
+                replaced=self._replaced(run_id),
             )
         )
+
+    def _replaced(self, run_id: str) -> float | None:
+        """When this server was found in place of another one; None: it was not."""
+        replacement, since = self._dialer.replaced
+        return since if run_id and replacement == run_id else None
 
     def refused_write(self) -> None:
         """The server proved to be a replica, or became one."""

@@ -82,6 +82,7 @@ class SentinelNode(RedisNode):
         self._backoff: _Backoff = _Backoff()
         self._news = Watch(sentinels, self._switched, self._named)
         self._master: Master | None = None  # of the connection, or of the attempt
+        self._epoch = "", -1  # the run_id of the last master, and the greatest epoch in which sentinels named it
         self._left: dict[Address, float] = {}  # rule 3: until when
         self._attempt: asyncio.Timeout | None = None
 
@@ -163,10 +164,17 @@ class SentinelNode(RedisNode):
 
     def _note_promotion(self, run_id: str, uptime: float) -> None:
         """Rule 5. A master that was never switched to is judged as any other server. So is one that has been the master
-        for longer than the quarantine: it may have restarted since."""
+        for longer than the quarantine: it may have restarted since. A master in a greater epoch than before was
+        promoted again: this client has not met the one in between."""
         master, quarantine = self._master, self._config.quarantine
-        if quarantine is None or master is None or master.epoch <= 0:
+        if quarantine is None or master is None or master.epoch < 0:  # -1: it is not known
+            return
+        known, epoch = self._epoch
+        if known == run_id and master.epoch <= epoch:
+            return
+        self._epoch = run_id, master.epoch
+        if master.epoch == 0 or (known != run_id and self._managed.replaced[0] == run_id):
             return
         since = self.clock.now() - min(master.age, uptime)
-        if quarantine(Facts(run_id, "", -math.inf, since)) > self.clock.now() and self._managed.replaced[0] != run_id:
+        if quarantine(Facts(run_id, "", -math.inf, since)) > self.clock.now():
             self._managed.replaced = run_id, since
