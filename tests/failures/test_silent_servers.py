@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import select
 import socket
 import time
@@ -248,6 +250,25 @@ async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
         await asyncio.gather(*releases)
         assert (connection_of(node) is connection) is alive
         assert bool(caplog.records) is not alive
+        server.thaw()
+
+
+async def test_c10_a_frozen_server_is_found_by_a_process_without_free_descriptors(server: Server, name: str) -> None:
+    """As where a program leaks sockets: the caller gets its error, and does not wait for good."""
+    async with Redlock(server.url, node_timeout=0.3) as client:
+        async with client(name):
+            pass
+        server.freeze()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            with pytest.raises(QuorumUnavailable):
+                async with asyncio.timeout(LIMIT):
+                    await client(name).acquire(timeout=0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         server.thaw()
 
 

@@ -31,6 +31,9 @@ in turns instead of side by side (docs/decisions.md)."""
 REPLIES = 64
 """The greatest number of replies of one server that one turn of the loop handles, in about 0.5 ms."""
 
+_Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.DefaultSelector)
+"""It needs no file descriptor: a process may have none left when it finds out that a server is silent."""
+
 _LOOKS = 250  # commands that a closing client looks at in one turn of the loop; it may do so for five nodes at once
 
 _ACKNOWLEDGED = (b"subscribe", b"ssubscribe")  # pushes that come in place of a reply
@@ -182,7 +185,7 @@ class Connection(asyncio.Protocol):
             return False
         if self._paused or len(self._out) == len(self.waiting):
             return True
-        with selectors.DefaultSelector() as selector:
+        with _Selector() as selector:
             selector.register(self.transport.get_extra_info("socket").fileno(), selectors.EVENT_READ)
             return bool(selector.select(0))
 
