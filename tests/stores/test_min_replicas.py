@@ -20,6 +20,7 @@ from tests.support.probes import (
     connection_of,
     left_over,
     nodes_of,
+    resends,
     waits_for_notice,
 )
 from tests.support.services.sentinels import Deployment, Part, wait
@@ -196,6 +197,30 @@ async def test_a_grant_by_notice_that_is_not_confirmed(deployment: Deployment, n
         lease = await asyncio.wait_for(task, LIMIT)
         assert lease is not None
         await lease.release()
+
+
+async def test_many_notices_that_are_not_confirmed(
+    deployment: Deployment, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holds of 100 waiters fail together: all tickets are sent again once, and not 100 times. All enter once the
+    replicas are there."""
+    async with (
+        Redlock(url_of(deployment.master), lease=LONG) as other,
+        client_of(deployment, 2, lease=LONG, node_timeout=1.0, patience=LIMIT) as client,
+    ):
+        names = [f"{name}:{n}" for n in range(100)]
+        first = [await other(each).acquire(timeout=None) for each in names]
+        tasks = [asyncio.create_task(client(each).acquire(timeout=None)) for each in names]
+        await until(lambda: sum(map(waits_for_notice, acquisitions_of(client))) == len(names))
+        deployment.replicas[0].freeze()
+        again = resends(client, monkeypatch)
+        await asyncio.gather(*(each.release() for each in first))
+        await until(lambda: again)
+        deployment.replicas[0].thaw()
+        async with asyncio.timeout(LIMIT):
+            leases = await asyncio.gather(*tasks)
+        assert len(again) < 20
+        await asyncio.gather(*(each.release() for each in leases))
 
 
 async def test_other_commands_do_not_wait_behind_it(deployment: Deployment, name: str) -> None:

@@ -265,6 +265,14 @@ def reconnected(client: Redlock, index: int) -> None:
 # -- nodes and connections ---------------------------------------------------------------------------------------------
 
 
+def resends(client: Redlock, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """An entry for each time when the client sends all tickets again, or may do so, from now on."""
+    machine, found = session_of(client).machine, list[bool]()
+    real = machine.connected
+    monkeypatch.setattr(machine, "connected", lambda missed: (found.append(missed), real(missed)))
+    return found
+
+
 def nodes_of(client: Redlock) -> tuple[Any, ...]:
     return tuple(session_of(client).quorum.nodes)
 

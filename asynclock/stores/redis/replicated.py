@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
@@ -40,7 +41,7 @@ from asynclock.stores.redis.remedies import known_cause
 from asynclock.stores.redis.replies import ServerError
 from asynclock.stores.redis.restarts import fields
 from asynclock.stores.redis.sentinel.node import MasterDialer, SentinelNode
-from asynclock.stores.redis.stages import Stage
+from asynclock.stores.redis.stages import NodeState, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,14 +266,25 @@ class _Listener:
         self.tag = listener.tag
         self._listener = listener
         self._node = node
+        self._asks_again = False
 
     def received(self, index: int, notice: Notice) -> None:
         if notice.number and (notice.fence or self._node.confirms):  # it must not overtake a refusal
-            self._node.confirm(
-                lambda: self._listener.received(index, notice), lambda error: self._listener.connected(index)
-            )
+            self._node.confirm(lambda: self._listener.received(index, notice), lambda error: self._unconfirmed(index))
         else:
             self._listener.received(index, notice)
+
+    def _unconfirmed(self, index: int) -> None:
+        """All tickets are sent again, once for the notices of one WAIT: thousands may fail together."""
+        if not self._asks_again:
+            self._asks_again = True
+            clock = self._node.clock
+            clock.call_at(clock.now(), partial(self._ask_again, index))
+
+    def _ask_again(self, index: int) -> None:
+        self._asks_again = False
+        if self._node.state is not NodeState.CLOSED:
+            self._listener.connected(index)
 
     def connected(self, index: int, *, missed: bool = True) -> None:
         self._listener.connected(index, missed=missed)
