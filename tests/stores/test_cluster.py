@@ -16,11 +16,12 @@ from asynclock import ConfigError, QuorumUnavailable, Redlock, Unsupported
 from asynclock.events import Event, NodeUp
 from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis.cluster import masters
 from asynclock.stores.redis.cluster.store import ClusterStore
 from asynclock.stores.redis.keys import slot_of
 from tests.support.commands import answered, json_of
 from tests.support.ports import free_port
-from tests.support.probes import connection_of, nodes_of, redirected, without_slots
+from tests.support.probes import connection_of, look, nodes_of, redirected, without_slots
 from tests.support.servers import Servers
 from tests.support.services.cluster import Cluster
 from tests.support.waiters import LIMIT, PATIENT, healthy, until, works
@@ -337,3 +338,19 @@ async def test_a_redirection_as_its_client_closes(shared_cluster: Cluster) -> No
     with pytest.raises(ConnectionError):
         await shard.check_vote()
     assert asyncio.all_tasks() == before
+
+
+async def test_the_keys_of_a_master_are_chosen_once(
+    shared_cluster: Cluster, redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They depend on its slots. For a master with few slots that takes thousands of tries, in one turn of the loop."""
+    await healthy(redlock)
+    (node,) = nodes_of(redlock)
+    await look(node)
+    tags, tries = [each.tag for each in node.shards], list[int]()
+    real = masters.tag_within
+    monkeypatch.setattr(masters, "tag_within", lambda owned: (tries.append(1), real(owned))[1])
+    await look(node)
+    assert not tries
+    assert [each.tag for each in node.shards] == tags
+    assert all(tags)

@@ -309,6 +309,15 @@ def without_questions_for_slots(node: Any) -> Iterator[None]:
         del node._masters.look
 
 
+async def look(node: Any) -> None:
+    """The node of a cluster asks for the slots, and uses the answer."""
+    while node._masters._looking is not None:
+        await asyncio.sleep(0)
+    node._masters.look()
+    while node._masters._looking is not None:
+        await asyncio.sleep(0)
+
+
 def without_slots(node: Any) -> Any:
     """The node of a cluster finds out that one of its masters has no slots any more, and closes it: that master."""
     masters = node._masters

@@ -95,6 +95,7 @@ class Masters:
         self._asked_at = -math.inf  # when the last question for the slots was sent that has ended
         self._unanswered: OrderedDict[str, float] = OrderedDict()
         self.acknowledged = AcknowledgedReleases(config.clock.now)
+        self._chosen: list[Shard | None] = []  # the masters when the keys of each were chosen
         self.bared_at = -math.inf  # when a slot lost its master last, and had no other one
         self._ownerless = PendingReleases()  # of names whose slots have no master
         self._again = False  # ask for the slots once more
@@ -218,8 +219,10 @@ class Masters:
         if changed:
             self.acknowledged.hand_over(owners)
             self._owner.moved(before)
-        for shard in self.all:
-            self._choose_keys(shard)
+        if owners != self._chosen:
+            self._chosen = list(owners)
+            for shard in self.all:
+                self._choose_keys(shard)
         self._owner.update()
 
     def _settle(self, shard: Shard) -> None:
