@@ -20,19 +20,23 @@ from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.default_keys import key_of, keys_of
 from tests.support.probes import (
     ask_nodes,
+    break_connection,
     clock_of,
+    connection_of,
     kind_of,
     new_id,
     nodes_of,
     pending_releases_of,
     release_by_script,
+    run_on,
     settled,
     undo,
+    when_connected,
 )
 from tests.support.proxy import RELEASE, Proxy
 from tests.support.servers import Server
 from tests.support.told import told
-from tests.support.waiters import LIMIT, back, works
+from tests.support.waiters import LIMIT, back, until, works
 
 pytestmark = pytest.mark.both_loops("the loop has the transports")
 
@@ -199,6 +203,42 @@ async def test_client_kill_is_survived(server: Server, name: str) -> None:
         await back(redlock)
         await lease.extend()
         assert lease.held
+
+
+async def test_a_command_on_a_connection_that_was_closed(server: Server) -> None:
+    """As where a server hangs up in the middle of a handshake: the next command of it fails at once. If it waited until
+    the time of the attempt is over, the error would say that the server does not answer."""
+    async with Redlock(server.url) as redlock:
+        await back(redlock)
+        (node,) = nodes_of(redlock)
+        connection = connection_of(node)
+        break_connection(connection)
+        await until(lambda: connection_of(node) is not connection)
+        async with asyncio.timeout(LIMIT):
+            with pytest.raises(ConnectionError, match="hung up"):
+                await run_on(connection, "PING")
+
+
+async def test_a_connection_that_is_lost_as_it_is_made(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the turn in which the attempt to connect ends. The next attempt follows, although no call asks for it."""
+    async with Redlock(server.url) as redlock:
+        await works(redlock, name)
+        await back(redlock)
+        (node,) = nodes_of(redlock)
+        lost = {first := connection_of(node)}
+
+        def lose(missed: bool) -> None:
+            del missed
+            if len(lost) == 1:
+                lost.add(connection_of(node))
+                break_connection(connection_of(node))
+
+        when_connected(redlock, monkeypatch, lose)
+        break_connection(first)
+        await until(lambda: len(lost) == 2 and connection_of(node) not in {None, *lost})
+        await works(redlock, name)
 
 
 REFUSALS = {

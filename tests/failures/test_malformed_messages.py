@@ -15,7 +15,7 @@ from asynclock.stores.redis.notices import notice_of
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import PREFIX, key_of
 from tests.support.on_the_wire import notice_on_wire
-from tests.support.probes import connection_of, feed, nodes_of, tag_of, unanswered
+from tests.support.probes import connection_of, feed, nodes_of, run_on, tag_of, unanswered
 from tests.support.servers import Server
 from tests.support.still_clock import idle, numbers
 from tests.support.waiters import LIMIT, LONG, queue, until, urls_of
@@ -102,6 +102,16 @@ async def test_a_malformed_reply_costs_its_connection_only(server: Server, name:
             await until(lambda: connection_of(node) not in (None, connection))
             async with redlock(name, timeout=LIMIT) as lease:
                 assert lease.held
+
+
+async def test_an_empty_list_is_a_reply(server: Server) -> None:
+    """As that of a node of a cluster to CLUSTER SLOTS after CLUSTER RESET. It costs no connection."""
+    async with Redlock(server.url) as redlock:
+        await redlock.health()
+        (node,) = nodes_of(redlock)
+        connection = connection_of(node)
+        assert await run_on(connection, "LRANGE", "no such key", "0", "-1") == []
+        assert connection_of(node) is connection
 
 
 async def test_a_grant_of_one_node_of_three_is_no_lock(five: list[Server], name: str) -> None:

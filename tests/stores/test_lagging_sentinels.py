@@ -9,7 +9,15 @@ import pytest
 from asynclock import Redlock
 from tests.support.lagging_sentinel import LaggingSentinel
 from tests.support.ports import free_port
-from tests.support.probes import connection_of, in_quarantine, nodes_of, socket_of
+from tests.support.probes import (
+    after_handshake,
+    break_connection,
+    connection_of,
+    in_quarantine,
+    nodes_of,
+    socket_of,
+    switched,
+)
 from tests.support.servers import Servers
 from tests.support.services.sentinels import Part, start_server, wait
 from tests.support.waiters import LIMIT, PATIENT, until, urls_of, works
@@ -76,6 +84,31 @@ async def test_no_way_back(pair: tuple[Part, Part], three: list[LaggingSentinel]
         three[0].port, three[0].epoch = new.port, 1
         await works(client, name)
         assert port_of(client) == new.port
+
+
+async def test_a_switch_as_the_client_has_connected(
+    pair: tuple[Part, Part], three: list[LaggingSentinel], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message is read in the turn in which an attempt to connect to the old master succeeds. The client leaves that
+    one, also where the sentinels tell no epoch."""
+    old, new = pair
+    async with Redlock(url_of(three)) as client:
+        await works(client, name)
+        node, told = nodes_of(client)[0], list[int]()
+
+        def switch() -> None:
+            if not told:
+                told.append(new.port)
+                for each in three:
+                    each.port = new.port
+                switched(node, ("127.0.0.1", old.port), ("127.0.0.1", new.port))
+
+        after_handshake(node, monkeypatch, switch)
+        for each in three:  # none of them tells of it
+            each.hang_up()
+        break_connection(connection_of(node))
+        await until(lambda: told and port_of(client) == new.port)
+        await works(client, name)
 
 
 async def test_a_switch_that_nobody_told_of(pair: tuple[Part, Part], three: list[LaggingSentinel], name: str) -> None:

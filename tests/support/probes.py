@@ -267,10 +267,37 @@ def reconnected(client: Redlock, index: int) -> None:
 
 def resends(client: Redlock, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """An entry for each time when the client sends all tickets again, or may do so, from now on."""
-    machine, found = session_of(client).machine, list[bool]()
-    real = machine.connected
-    monkeypatch.setattr(machine, "connected", lambda missed: (found.append(missed), real(missed)))
+    found = list[bool]()
+    when_connected(client, monkeypatch, found.append)
     return found
+
+
+def when_connected(client: Redlock, monkeypatch: pytest.MonkeyPatch, call: Callable[[bool], object]) -> None:
+    """Call it in the turn in which a node is connected, before the node has ended its attempt to connect."""
+    machine = session_of(client).machine
+    real = machine.connected
+    monkeypatch.setattr(machine, "connected", lambda missed: (call(missed), real(missed)))
+
+
+def after_handshake(node: Any, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Call it in the turn in which an attempt to connect succeeds, before the node has the connection."""
+    real = node._rights.read
+
+    async def read(ask: Any) -> None:
+        await real(ask)
+        call()
+
+    monkeypatch.setattr(node._rights, "read", read)
+
+
+def switched(node: Any, old: tuple[str, int], new: tuple[str, int]) -> None:
+    """As if a sentinel had told the node of this switch."""
+    node._switched(old, new)
+
+
+async def run_on(connection: Any, *command: str) -> Any:
+    """The answer to a command on this connection, which the node may have lost."""
+    return await connection._node._ask(connection, *command).answer_of()
 
 
 def nodes_of(client: Redlock) -> tuple[Any, ...]:

@@ -81,6 +81,7 @@ class Connection(asyncio.Protocol):
         self._was_failed = False  # commands were failed here that the server may not have read yet
         self._hangs_up = False  # nothing more is sent, and data that arrives is dropped
         self._gone = asyncio.Event()
+        self.hung_up: Reconnecting | None = None  # it is closed, and no handler will be called any more
         self._reader = hiredis.Reader(replyError=ServerError)
         self._call_soon = asyncio.get_running_loop().call_soon
 
@@ -135,7 +136,7 @@ class Connection(asyncio.Protocol):
                     self._all_handled()
                     return
                 kind = type(reply)
-                if kind is list:
+                if kind is list and reply:
                     handler = take()
                     if (code := reply[0]) == 1:  # only a script answers with a list that begins with an int
                         handler.answer(index, (reply[1], len(reply) > 2))
@@ -192,7 +193,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._gone.set()
         why = exc or "it closed the connection"
-        self._node.lost(self, Reconnecting(f"{self._node.label} hung up: {why}"))
+        self.hung_up = Reconnecting(f"{self._node.label} hung up: {why}")
+        self._node.lost(self, self.hung_up)
 
     async def awaited_until(self) -> float:
         """When the last of the answers is overdue for which a closing client waits; -inf: there is none; inf: a release

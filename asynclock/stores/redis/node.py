@@ -160,7 +160,7 @@ class RedisNode:
         """Handle any other reply than a grant or a refusal: UNDONE, an error, that to a plain SET or to a handshake."""
         if isinstance(handler, CommandReply):
             handler.answer(self.index, reply)
-        elif type(reply) is list and reply[0] == -1:
+        elif type(reply) is list and reply[:1] == [-1]:
             handler.answer(self.index, UNDONE)
         elif reply is None or reply == b"OK":
             handler.answer(self.index, replies.PLAIN_NO if reply is None else replies.PLAIN_YES)
@@ -198,6 +198,9 @@ class RedisNode:
         """Send a command that is not part of a ballot."""
         now = self.clock.now()
         reply = self.rtt.reply(connection.waiting, now, now + within)
+        if connection.hung_up is not None:
+            reply.fail(self.index, connection.hung_up, maybe=False)
+            return reply
         connection.send(pack(*command), reply)
         if self._deadlines.next == math.inf:
             self._deadlines.arm(reply.deadline)
@@ -233,8 +236,12 @@ class RedisNode:
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
         self._met.set()
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled():
+            return
+        if error := task.exception():
             log.error("asynclock: connecting to %s failed", self.label, exc_info=error)
+        else:
+            self._reconnect()  # the connection may have been lost since the last step of the task
 
     async def _connect(self) -> None:
         pause = self._backoff.begin(self.clock.now())

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from asynclock.stores.redis.handlers import Ask
     from asynclock.stores.redis.sentinel.masters import Address, Master, Sentinels
 
+_SWITCHED = "the sentinels switched during the attempt to connect"
 _LEFT = 10.0  # seconds for which rule 3 holds; the sentinels tell each other of a switch every 2 s
 
 
@@ -127,9 +128,11 @@ class SentinelNode(RedisNode):
         try:
             async with asyncio.timeout(None) as self._attempt:
                 await super()._open_connection()
+            if self._backoff.changed.is_set() and self._connection is not None:  # in the turn in which it succeeded
+                self.lost(self._connection, ConnectionError(f"{self.label}: {_SWITCHED}"))
         except TimeoutError:
             if self._backoff.changed.is_set():
-                raise ConnectionError(f"{self.label}: the sentinels switched during the attempt to connect") from None
+                raise ConnectionError(f"{self.label}: {_SWITCHED}") from None
             if self.stage is Stage.LOOKUP and self._master is not None:
                 raise ConnectionError(f"the master {shown(self._master.address)}: {NO_ANSWER}; {ADVICE}") from None
             raise
