@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,6 +17,7 @@ from asynclock.stores import undelivered
 from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import pending
 from asynclock.stores.redis.connection import Connection
+from asynclock.stores.redis.delivery import Delivery
 from asynclock.stores.redis.pending import PendingReleases
 from tests.support.cut_servers import Clocked, cut_proxies, heal_proxies, proxies_to, swallow
 from tests.support.default_keys import key_of, keys_of
@@ -288,6 +290,50 @@ async def test_c19_pending_releases_are_sent_in_slices(
         turns = [sent[index][0] for index in releases]
         assert max(turns.count(each) for each in turns) <= 10
         assert not any(holder(each, one) for one in names for each in some)
+
+
+class WillingServer:
+    """A connection, and a server that carries out all releases. What it does with a PING, behind the releases of a
+    slice, the test says."""
+
+    def __init__(self, releases: PendingReleases) -> None:
+        self.transport = self
+        self.sent: list[str] = []
+        self.on_ping: list[Callable[[], object]] = []
+        loop = asyncio.get_running_loop()
+        self.delivery = Delivery(releases, "", loop.time, lambda *words, **options: self)  # type: ignore[arg-type]
+
+    def is_closing(self) -> bool:
+        return False
+
+    def send(self, wire: bytes, handler: Any) -> None:
+        del wire
+        self.sent.append(handler.op.id[0])
+
+    async def answer_of(self) -> None:
+        await asyncio.sleep(0)
+        if self.on_ping:
+            self.on_ping.pop()()
+
+
+@pytest.mark.parametrize("how", ["late", "refused"])
+async def test_releases_that_are_refused_as_the_last_ones_are_delivered(how: str) -> None:
+    """A busy server refused a release. It is sent again, and another one is refused: while a slow answer ends the task
+    that sends them, or in the turn in which that ends. The connection is good, and gets that release as well."""
+    releases, loop = PendingReleases(), asyncio.get_running_loop()
+    server = WillingServer(releases)
+
+    def refuse(id: str) -> None:
+        releases.add(release(id), loop.time(), loop.time())
+        server.delivery.refused(server)  # type: ignore[arg-type]
+
+    def late() -> None:
+        refuse("b")
+        raise TimeoutError
+
+    server.on_ping = [late if how == "late" else lambda: loop.call_soon(refuse, "b")]
+    refuse("a")
+    await until(lambda: server.sent == ["a", "b"])
 
 
 def releases_one_of(wire: bytes, leases: list[Any]) -> bool:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock._clock import running_for
@@ -89,7 +90,7 @@ class Delivery:
         """The server refused a release for now, for example with BUSY. It is sent again after a pause."""
         self._refused = True
         if self._again is None and not self._closing:
-            self._again = own_task(self._repeat(connection), "asynclock pending", self._repeated)
+            self._again = own_task(self._repeat(connection), "asynclock pending", partial(self._repeated, connection))
 
     async def _repeat(self, connection: Connection) -> None:
         with contextlib.suppress(ConnectionError, TimeoutError):  # the next connection delivers them
@@ -97,11 +98,15 @@ class Delivery:
                 await asyncio.sleep(BUSY_PAUSE)
                 await self._send(connection)
 
-    def _repeated(self, task: asyncio.Task[None]) -> None:
+    def _repeated(self, connection: Connection, task: asyncio.Task[None]) -> None:
         if self._again is task:
             self._again = None
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled():
+            return
+        if error := task.exception():
             log.error("asynclock: pending releases are not sent again", exc_info=error)
+        elif self._pending.to_send and not connection.transport.is_closing():
+            self.refused(connection)  # a slow answer, or a refusal since the last step of the task
 
     async def finish(self, connection: Connection | None) -> None:
         """The client closes: deliver the pending releases while the connection works. A server that answers on a
