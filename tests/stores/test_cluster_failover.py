@@ -14,7 +14,14 @@ from asynclock.events import Event, NodeDown, NodeUp
 from asynclock.stores.redis.keys import slot_of
 from tests.support.closing_probes import is_cut, timer_of
 from tests.support.commands import answered, json_of
-from tests.support.probes import acquisitions_of, connection_of, nodes_of, waits_for_notice
+from tests.support.probes import (
+    acquisitions_of,
+    connection_of,
+    nodes_of,
+    unanswered,
+    waits_for_notice,
+    without_slots_from_now,
+)
 from tests.support.services.cluster import Cluster, Member, wait_until
 from tests.support.still_clock import turns
 from tests.support.told import told
@@ -226,6 +233,25 @@ async def test_a_failover_after_the_program_has_cancelled_all_tasks(
         await got.release()
     finally:
         replica.cli("CONFIG", "SET", "cluster-replica-no-failover", "no")
+
+
+async def test_f7_a_release_in_flight_to_a_master_that_lost_its_slots_and_died(
+    cluster: Cluster, redlock: Redlock, other: Redlock, name: str
+) -> None:
+    """The client closes the connection to that master, which dies before it has answered. The release goes to the
+    master of the slot."""
+    lease, master = await held(redlock, name, cluster)
+    (node,) = nodes_of(redlock)
+    (shard,) = [each for each in node.shards if each.address.port == master.port]
+    master.freeze()
+    releasing = asyncio.create_task(lease.release())
+    await until(lambda: unanswered(connection_of(shard)))
+    without_slots_from_now(node, shard)
+    master.kill()
+    await releasing
+    got = await other(name).acquire(timeout=LIMIT)
+    assert got
+    await got.release()
 
 
 async def test_f21_a_release_that_the_takeover_lost(

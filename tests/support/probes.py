@@ -354,6 +354,16 @@ def without_slots(node: Any) -> Any:
     return shard
 
 
+def without_slots_from_now(node: Any, shard: Any) -> None:
+    """The node of a cluster finds out that another master has all slots of this one, and closes it."""
+    masters = node._masters
+    other = next(each for each in masters.all if each is not shard)
+    masters.by_slot = [other if each is shard else each for each in masters.by_slot]
+    masters.all.remove(shard)
+    shard.asked_at = -math.inf
+    masters._settle(shard)
+
+
 def redirected(node: Any, address: tuple[str, int]) -> Any:
     """The node of a cluster is redirected to this address."""
     return node._masters.at(address)

@@ -240,6 +240,7 @@ class Masters:
     async def _close(self, shard: Shard) -> None:
         await shard.aclose()
         self._leaving.discard(shard)
+        self._hand_over(shard)  # its server may have died before it answered a release
 
     def _choose_keys(self, shard: Shard) -> None:
         """The keys with which the shard is marked and checked, in one of its slots."""
