@@ -125,6 +125,7 @@ class Lease:
         self._check_supported(Use.LOCK, length)
         ballot = tenure.hold.extend(length)
         await session.settled(ballot)
+        tenure.check_clock()  # a refusal by less than a majority may have ended it; the watchdog finds that later
         if not tenure.open:
             raise tenure.error()
         if ballot.outcome is not WON:
