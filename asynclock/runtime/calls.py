@@ -65,13 +65,13 @@ async def _result_of(session: Session, claim: Claim) -> Tenure | NoLease:
 
 async def enter(session: Session, used_before: bool) -> None:
     """Connect, and wait until a majority of the nodes would vote. Raises QuorumUnavailable after `patience` seconds of
-    an outage, and ConfigError at once. If it fails or is cancelled, the session is closed, unless it was in use before:
-    the caller gets no client, so no `__aexit__` would close it."""
+    an outage, and ConfigError at once. If it fails or is cancelled, the session is closed, unless another caller uses
+    it: this one gets no client, so no `__aexit__` would close it."""
+    session.begin_entry(used_before)
     try:
         await _wait_for_majority(session)
     except BaseException:
-        if not used_before:
-            await session.aclose()
+        await session.fail_entry()
         raise
 
 

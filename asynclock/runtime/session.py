@@ -87,6 +87,9 @@ class Session:
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
         self._opening: asyncio.Task[ConfigError | QuorumUnavailable | None] | None = None
+        self._openers = 0  # the number of callers that wait for it
+        self._entries = 0  # the number of `async with` of the client that have begun and did not fail
+        self._used_by_entry = False  # its first use was such an entry
         self._judging: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
@@ -277,7 +280,11 @@ class Session:
         if self._opening is None:
             self._opening = own_task(self._open(), "asynclock open", _retrieve)
         opening = self._opening
-        await wait_ended(opening, limit, self.clock)
+        self._openers += 1
+        try:
+            await wait_ended(opening, limit, self.clock)
+        finally:
+            self._openers -= 1
         if opening.done():
             if self._opening is opening:
                 self._opening = None
@@ -288,6 +295,19 @@ class Session:
             if isinstance(error, QuorumUnavailable):
                 return error
         return None
+
+    def begin_entry(self, used_before: bool) -> None:
+        """An `async with` of the client begins. `used_before`: the client was in use before it."""
+        self._entries += 1
+        self._used_by_entry = self._used_by_entry or not used_before
+
+    async def fail_entry(self) -> None:
+        """That entry has failed, so no `__aexit__` follows it. Close the session, unless another caller uses it: one
+        that used it before the first entry, that enters it, too, or that has or wants a lock."""
+        self._entries -= 1
+        in_use = self._entries or self._openers or self.machine.holds or self.machine.under_way
+        if self._used_by_entry and not in_use:
+            await self.aclose()
 
     async def _open(self) -> ConfigError | QuorumUnavailable | None:
         if self._closer is None:

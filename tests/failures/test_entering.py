@@ -260,3 +260,63 @@ async def test_b1_a_client_in_use_stays_open(server: Server, name: str) -> None:
         server.thaw()
         assert await lease.extend() is None
         assert lease.held
+
+
+@pytest.mark.parametrize("use", ["enter", "acquire"])
+async def test_b1_a_client_that_others_begin_to_use_stays_open(server: Server, name: str, use: str) -> None:
+    """The first task that enters it is cancelled. Another one, which began after that, goes on: it enters it, too, or
+    waits for a lock."""
+    client = Redlock(server.url)
+    server.freeze()
+    entering = asyncio.create_task(client.__aenter__())
+    await asyncio.sleep(0)
+    other = asyncio.create_task(client.__aenter__() if use == "enter" else client(name).acquire(timeout=None))
+    await asyncio.sleep(0)
+    entering.cancel()
+    await asyncio.wait({entering})
+    assert entering.cancelled()
+    server.thaw()
+    async with aclosing(client), asyncio.timeout(LIMIT):
+        used = await other
+        async with client(f"{name}:other") as lease:
+            assert lease.held
+    del used
+
+
+async def test_b1_a_client_with_a_lease_stays_open(servers: Servers, name: str) -> None:
+    """While a first task waits for the end of an outage, it is over, and another one gets a lock. The wait is
+    cancelled, and the lease goes on."""
+    server = servers.start("--maxmemory", "1")
+    client = Redlock(Clocked(server.url, FakeClock()), patience=LIMIT)
+    entering = asyncio.create_task(client.__aenter__())
+    await asyncio.sleep(0)
+    with server.cli() as cli:
+        assert not (await client.health()).ok
+        cli.config_set("maxmemory", 0)
+    async with aclosing(client), client(name) as lease:
+        assert not entering.done()  # its clock stands still
+        entering.cancel()
+        await asyncio.wait({entering})
+        assert entering.cancelled()
+        await lease.extend()
+        assert lease.held
+
+
+async def test_b1_the_last_entry_that_is_cancelled_closes_the_client(server: Server, name: str) -> None:
+    """Several tasks enter it, and each is cancelled."""
+    before = asyncio.all_tasks()
+    client = Redlock(server.url)
+    server.freeze()
+    entries = [asyncio.create_task(client.__aenter__()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for entry in entries[1:]:
+        entry.cancel()
+        await asyncio.wait({entry})
+        assert list(loops_of(client))
+    entries[0].cancel()
+    await asyncio.wait(entries)
+    assert not list(loops_of(client))
+    assert asyncio.all_tasks() == before
+    server.thaw()
+    async with client, client(name) as lease:
+        assert lease.held
