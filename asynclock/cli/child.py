@@ -64,8 +64,10 @@ class Child:
 
     def resume(self) -> None:
         """After SIGCONT: as the shell's `fg` and `bg` do."""
-        if self._terminal is not None and os.tcgetpgrp(self._terminal) == os.getpgrp():
-            _give(self._terminal, self._process.pid)
+        if self._terminal is not None:
+            with contextlib.suppress(OSError):  # the terminal is gone: the group gets its SIGHUP only if it goes on
+                if os.tcgetpgrp(self._terminal) == os.getpgrp():
+                    _give(self._terminal, self._process.pid)
         self.send(signal.SIGCONT)
 
     async def group_ended(self) -> None:

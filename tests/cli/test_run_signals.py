@@ -105,6 +105,17 @@ def test_ctrl_z_stops_both(server: Server, name: str) -> None:
     terminal.end()
 
 
+def test_a_stopped_command_ends_with_its_terminal(server: Server, name: str) -> None:
+    """The terminal is closed after a Ctrl-Z, within the lease: the command gets SIGHUP, and the lock is released."""
+    terminal = Terminal(server, "run", name, "--", *python(READS))
+    terminal.shows("holds")
+    terminal.types("\x1a")
+    assert os.WIFSTOPPED(terminal.state())
+    terminal.end()
+    assert os.waitstatus_to_exitcode(terminal.state()) == 128 + signal.SIGHUP
+    assert server.cli().exists(name, f"lock:{name}") == 0
+
+
 def test_a_command_that_was_stopped_too_long_does_not_go_on(server: Server, name: str, tmp_path: Path) -> None:
     """Another owner holds the name by then."""
     went_on = tmp_path / "went on"
