@@ -72,12 +72,14 @@ class Lease:
     def fence(self) -> int:
         """The fencing token, greater than those of all earlier holds of the name. The protected resource refuses a
         smaller token than it has seen (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html).
-        Raises Unsupported with fencing=False."""
-        if not self._tenure.terms.settings.fencing:
+        Raises Unsupported with fencing=False, also where an outer block of a reentrant lock has it."""
+        tenure = self._tenure
+        if not tenure.terms.settings.fencing or tenure.hold.op.plain:
+            which = "each lock of this name" if tenure.terms.settings.fencing else "the lock"
             raise Unsupported(
-                f"{brief(self.name)} has no fencing token: make the lock with fencing=True", name=self.name
+                f"{brief(self.name)} has no fencing token: make {which} with fencing=True", name=self.name
             )
-        return self._tenure.fence
+        return tenure.fence
 
     @property
     def held(self) -> bool:

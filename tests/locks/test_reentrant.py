@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from asynclock import ConfigError, LockLost, LockNotHeld, Redlock, SelfDeadlock
+from asynclock import ConfigError, LockLost, LockNotHeld, Redlock, SelfDeadlock, Unsupported
 from asynclock.protocol.watchdog import TICK
 from tests.support.kinds_of_node import each_kind_of_node
 from tests.support.still_clock import Still
@@ -26,6 +26,13 @@ async def test_e8_entering_again_keeps_the_fence(redlock: Redlock, name: str) ->
         assert outer.held
         assert not inner.held
     assert not await redlock(name).locked()
+
+
+async def test_e8_an_inner_block_of_a_hold_without_a_token_has_none(redlock: Redlock, name: str) -> None:
+    """It asks for one, but the outer block took the name without. A 0 would pass every check of tokens, or none."""
+    async with redlock(name, reentrant=True, fencing=False), redlock(name, reentrant=True) as inner:
+        with pytest.raises(Unsupported, match="each lock of this name with fencing=True"):
+            inner.fence  # noqa: B018
 
 
 @pytest.mark.every_store
