@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 PREFIX = "ASYNCLOCK_PREFIX"
 """The environment variable with the prefix. An empty one is an empty prefix."""
 
-NODE_TIMEOUT, TRUST_RESTARTS = ENVIRONMENT["node_timeout"], ENVIRONMENT["trust_restarts"]
+MAX_LEASE, NODE_TIMEOUT = ENVIRONMENT["max_lease"], ENVIRONMENT["node_timeout"]
+TRUST_RESTARTS = ENVIRONMENT["trust_restarts"]
 _OF_THE_DEPLOYMENT = ("max_lease", "node_timeout", "connect_timeout", "trust_restarts")
 """These options count as in the programs of this environment. With another max_lease or trust_restarts a command would
 see a quarantine where a program sees none, or the reverse."""
@@ -63,7 +64,7 @@ MaxLease: TypeAlias = Annotated[
     typer.Option(
         parser=duration,
         metavar="DURATION",
-        envvar="ASYNCLOCK_MAX_LEASE",
+        envvar=MAX_LEASE,
         show_default=False,
         help="The max_lease of the deployment, as in the program.",
     ),

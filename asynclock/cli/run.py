@@ -118,6 +118,7 @@ def run(
         permits=permits or 0,
         within=within or 0.0,
         lease=lease,
+        max_lease=max_lease,
         wait=wait,
         on_lost=on_lost,
         held_code=0 if exit_zero else conflict_exit_code,

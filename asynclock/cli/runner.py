@@ -18,7 +18,7 @@ from asynclock._untrusted import printable
 from asynclock.cli.child import Child
 from asynclock.cli.children import Children
 from asynclock.cli.guard import OnLost, cannot_run, due_in, exit_code, grace, look_again
-from asynclock.cli.options import PREFIX
+from asynclock.cli.options import MAX_LEASE, PREFIX
 from asynclock.cli.output import length, print_json, taken
 from asynclock.cli.program import Code, code_of, complain, log
 from asynclock.locks.decorators import RUN, Skipped
@@ -67,6 +67,7 @@ class Plan:
     permits: int
     within: float
     lease: float
+    max_lease: float | None
     wait: float | None
     on_lost: OnLost
     held_code: int
@@ -312,9 +313,11 @@ class Runner:
         own = {
             "ASYNCLOCK_NAME": plan.name,
             "ASYNCLOCK_FENCE": str(lease.fence),
-            "ASYNCLOCK_LEASE": f"{plan.lease:g}",
+            "ASYNCLOCK_LEASE": _seconds(plan.lease),
             URLS: ",".join(plan.urls),
         }
+        if plan.max_lease is not None:  # else a command with this lease could be refused
+            own[MAX_LEASE] = _seconds(plan.max_lease)
         if plan.prefix is not None:
             own[PREFIX] = plan.prefix
         return {**os.environ, **own}
@@ -332,3 +335,8 @@ class Runner:
         """With --json only."""
         if self._json:
             print_json({"event": event, "name": self._plan.name, **facts}, error=True)
+
+
+def _seconds(value: float) -> str:
+    """As a variable of the environment has it: without an exponent."""
+    return f"{value:.6f}".rstrip("0").rstrip(".")

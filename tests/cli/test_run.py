@@ -40,6 +40,14 @@ def test_the_command_knows_its_lock(server: Server, name: str) -> None:
     assert int(fence) > 0
 
 
+def test_the_command_may_be_another_run(server: Server, name: str) -> None:
+    """It has the same lease, and so it needs the same max_lease; the default one is a minute."""
+    program = python("say(os.environ['ASYNCLOCK_MAX_LEASE'])")
+    inner = [sys.executable, "-m", "asynclock", "run", f"{name}:inner", "--", *program]
+    done = asynclock("run", name, "--lease", "2m", "--max-lease", "1200000", "--", *inner, on=server)
+    assert (done.returncode, done.stdout) == (0, "1200000\n"), done.stderr
+
+
 def test_the_command_inherits_open_files(server: Server, name: str) -> None:
     """Such as those that a shell hands down for <(...)."""
     command = ["bash", "-c", f"{sys.executable} -m asynclock run {name} -- cat <(echo through)"]
