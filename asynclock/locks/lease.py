@@ -327,11 +327,12 @@ def forget(tenure: Tenure, kept: TenuresByTask | None) -> None:
 
 def _check_released(tenure: Tenure, ballot: Ballot) -> None:
     """Raise LockLost if a majority refused the release: another owner holds the name, or the key is gone. Report an
-    outage. Raises ConfigError if the servers refuse the command."""
+    outage, unless a majority of the nodes is without the hold all the same. Raises ConfigError if the servers refuse
+    the command."""
     session = session_of(tenure)
     if ballot.no > ballot.nodes // 2:
         error = tenure.hold.lost_error(ballot.loss_reason(), ballot)
         session.tell_lost(tenure.terms, error.reason, tenure.held_for, lambda: error)
         raise error
-    if ballot.outcome is UNREACHABLE:
+    if ballot.outcome is UNREACHABLE and not ballot.carried_out:
         session.not_released(ballot, tenure.terms)
