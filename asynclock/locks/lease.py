@@ -312,8 +312,13 @@ async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
     if ballot.outcome is None:
         try:
             await session.waiter(ballot)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancel:
             await session.wait_shielded(ballot)
+            if ballot.outcome is not WON:
+                try:
+                    _check_released(tenure, ballot)  # reports it: the caller learns only of its cancel
+                except (LockLost, ConfigError) as error:
+                    cancel.add_note(str(error))
             raise
     if ballot.outcome is not WON:
         _check_released(tenure, ballot)

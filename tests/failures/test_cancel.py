@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from asynclock import ConfigError, LockLost, Redlock
+from asynclock.events import Lost, ReleaseFailed
 from asynclock.quorum.ballot import Ballot
 from asynclock.runtime.session import Session
 from tests.support.cancelled_waits import Held
@@ -20,6 +21,7 @@ from tests.support.default_keys import key_of
 from tests.support.probes import nodes_of, renew_now, valid_until
 from tests.support.proxy import RELEASE, Proxy, cancelled_at
 from tests.support.servers import Server
+from tests.support.told import told
 from tests.support.waiters import LIMIT, LONG, is_free, until
 
 pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
@@ -57,6 +59,28 @@ async def test_a2_cancelled_during_release(server: Server, name: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await caller
         assert not server.cli().exists(key_of(name))
+
+
+@pytest.mark.parametrize("why", ["outage", "lost"])
+async def test_a2_a_release_that_fails_after_a_cancel_is_reported(server: Server, name: str, why: str) -> None:
+    """The caller gets its cancel. The event and the log tell that the name stays taken, or that the lease was lost
+    before."""
+    async with Redlock(server.url, lease=LONG, node_timeout=0.3) as client:
+        lease = await client(name).acquire(timeout=None)
+        if why == "outage":
+            server.freeze()
+        else:
+            assert server.cli().delete(key_of(name))
+        with told(client) as seen:
+            caller = asyncio.create_task(lease.release())
+            await asyncio.sleep(0)
+            caller.cancel()
+            with pytest.raises(asyncio.CancelledError) as cancelled:
+                await caller
+        server.thaw()
+    assert [event.name for event in seen.of(ReleaseFailed if why == "outage" else Lost)] == [name]
+    if why == "lost":
+        assert any("its key is gone" in note for note in cancelled.value.__notes__)
 
 
 async def test_a3_no_task_is_lost_to_the_collector(server: Server, name: str, caplog: pytest.LogCaptureFixture) -> None:
