@@ -199,6 +199,11 @@ class Tenure:
             return self.done_for
         return max(self.done_for, self.since + settings.min_hold - self.hold.core.clock.now())
 
+    def keep_min_hold(self, until: float) -> None:
+        """Its owner has left another block of the hold, for which the name stays taken until then."""
+        if until > self.since + self.terms.settings.min_hold:
+            self.terms = self.terms.with_min_hold(until - self.since)
+
     def mark_unattended(self) -> bool:
         """Whether its task has ended without a release. True at most once."""
         if self.unattended or self.block is not None or self.task is None or not self.task.done():
@@ -340,7 +345,7 @@ class Hold:
         still have the hold."""
         queues, is_open = self._holds.queues, tenure.state in OPEN
         if is_open:
-            goes_on = len(self._tenures) > 1 and len(self.tenures) > 1
+            goes_on = len(self._tenures) > 1 and self._others_go_on(tenure)
             if queues.by_name and not (goes_on or self.op.kind.shared):
                 goes_on = self._pass_on(tenure, queues.first_waiter(self.op.name))
             if goes_on:
@@ -357,6 +362,14 @@ class Hold:
         if queues.by_name:
             queues.next_turn(self.names)
         return ballot
+
+    def _others_go_on(self, tenure: Tenure) -> bool:
+        """Whether its owner has other tenures of this hold. The last of them then keeps the min_hold of this one."""
+        others, rest = [each for each in self.tenures if each is not tenure], tenure.rest()
+        if rest > 0:
+            for each in others:
+                each.keep_min_hold(self.core.clock.now() + rest)
+        return bool(others)
 
     def _pass_on(self, tenure: Tenure, waiter: LocalWaiter | None) -> bool:
         """Pass it on to that waiter, if the hold may still be passed on and the waiter has the same settings. Returns
@@ -415,7 +428,10 @@ class Hold:
         clock, errors, denials = self.core.clock, self._errors or {}, self._denials or {}
         now, renewed = clock.now(), self._renewed_at
         late = self._holds.lag.late(now, self._watched_at, renewed)
-        return Cause(loss, self._settings, clock.wall(), now - renewed, late, self._broken, errors, denials)
+        settings = self._settings
+        if loss == "max_hold" and (tenures := self.tenures):  # inner blocks of its owner have options of their own
+            settings = min(tenures, key=lambda each: each.until).terms.settings
+        return Cause(loss, settings, clock.wall(), now - renewed, late, self._broken, errors, denials)
 
     def close(self, serve: Serve) -> Ballot:
         """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextvars import copy_context
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -42,6 +44,12 @@ class Terms:
     def one_try(self) -> Terms:
         """The same, for one try."""
         return Terms(self.name, self.kind, self.settings, self.task, 0, self.owner)
+
+    def with_min_hold(self, min_hold: float) -> Terms:
+        """The same with another min_hold, in seconds."""
+        changed = copy(self)
+        changed.settings = replace(self.settings, min_hold=min_hold)
+        return changed
 
     def mark_waiting(self) -> None:
         """It was not granted at once: it waits in the local queue or at the servers, or it pauses."""

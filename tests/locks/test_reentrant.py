@@ -128,10 +128,10 @@ async def test_a_loss_ends_every_block_of_the_owner(redlock: Redlock, name: str)
 
 
 async def test_the_max_hold_of_an_inner_block_ends_the_lease_in_time(name: str) -> None:
-    """The outer block has none, and the next renewal is due much later."""
+    """The outer block has a longer one, and the next renewal is due much later. The error names the inner one."""
     still = Still(1, name)
     async with still.client(lease=30.0) as client:
-        outer = await client(name, reentrant=True).acquire(timeout=None)
+        outer = await client(name, reentrant=True, max_hold=100.0).acquire(timeout=None)
         inner = await client(name, reentrant=True, max_hold=1.0).acquire(timeout=None)
         still.clock.advance(0.9)
         assert outer.held
@@ -142,6 +142,20 @@ async def test_the_max_hold_of_an_inner_block_ends_the_lease_in_time(name: str) 
             with pytest.raises(LockLost) as lost:
                 await lease.release()
             assert lost.value.reason == "max_hold"
+            assert "max_hold (1 s)" in str(lost.value)
+
+
+@pytest.mark.parametrize("last", ["outer", "inner"])
+async def test_the_min_hold_of_each_block_counts(make: Callable[..., Redlock], name: str, last: str) -> None:
+    """The name stays taken until the last one is over, whichever lease is released last."""
+    client, other = make(), make()
+    outer = await client(name, reentrant=True).acquire(timeout=None)
+    inner = await client(name, reentrant=True, min_hold=30.0).acquire(timeout=None)
+    for lease in (inner, outer) if last == "outer" else (outer, inner):
+        await lease.release()
+        assert not lease.held
+    assert await other(name).acquire(timeout=0) is None
+    assert [each.metadata for each in (await other.inspect(name)).holders] == ["(resting)"]
 
 
 async def test_cancelled_while_an_owner_enters(redlock: Redlock, name: str) -> None:
