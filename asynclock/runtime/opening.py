@@ -134,9 +134,9 @@ async def check_votes(
         async with running_for(within, clock):
             while pending and (everyone or not is_decided(found)):
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                _note_answers(asked, found)
+                _note_answers(nodes, asked, found)
     except TimeoutError:
-        _note_answers(asked, found)
+        _note_answers(nodes, asked, found)
         for index in [index for index, each in enumerate(found) if each is None]:
             found[index] = _late(nodes[index], within, began)
     finally:
@@ -166,9 +166,14 @@ def too_late(node: Node, found: Checked | Exception | None, within: float) -> Ch
     )
 
 
-def _note_answers(asked: Mapping[asyncio.Task[Checked], int], found: list[Checked | Exception | None]) -> None:
+def _note_answers(
+    nodes: Sequence[Node], asked: Mapping[asyncio.Task[Checked], int], found: list[Checked | Exception | None]
+) -> None:
     for task, index in asked.items():
         if task.done() and found[index] is None:
+            if task.cancelled():  # by a program that cancels all tasks of its loop: no cancel of the caller
+                found[index] = RuntimeError(f"the check of {nodes[index].label} was cancelled")
+                continue
             error = task.exception()
             found[index] = task.result() if error is None else _as_exception(error)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -399,3 +399,27 @@ def test_no_user_can_lock_the_name_of_the_check() -> None:
     """It is reserved."""
     with pytest.raises(ConfigError, match="reserved"):
         Redlock("redis://a")(PROBE)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("call", [Redlock.health, Redlock.__aenter__])
+async def test_a_program_that_cancels_the_checks(
+    five: list[Server], nodes: int, call: Callable[[Redlock], Coroutine[Any, Any, Any]]
+) -> None:
+    """As one does that cancels all tasks but its own. That is no cancel of the caller: it gets an answer."""
+    some = five[:nodes]
+    async with aclosing(Redlock(*urls_of(some), patience=0, trust_restarts=True)) as client:
+        await healthy(client)
+        for server in some:
+            server.freeze()
+        caller = asyncio.create_task(call(client))
+        while not caller.done():
+            for task in asyncio.all_tasks():
+                if getattr(task.get_coro(), "__name__", "") == "check_vote":
+                    task.cancel()
+            await asyncio.sleep(0)
+        error = caller.result().reason if call is Redlock.health else str(caller.exception())
+        assert f"the check of {some[0].url} was cancelled" in error
+        for server in some:
+            server.thaw()
+        await healthy(client)
