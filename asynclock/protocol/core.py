@@ -100,3 +100,18 @@ class Core(Protocol):
 def uniform(random: Callable[[], float], least: float, most: float) -> float:
     """A number between these, for jitter."""
     return least + (most - least) * random()
+
+
+_DRAWN = 2**53
+"""The number of values that `random` can have, at most."""
+
+
+def any_slot(random: Callable[[], float], slots: int) -> int:
+    """One of the slots of a kind. Those of a `multi` lock are the combinations of the slots of its parts: there may be
+    more than a float can count, so this draws as often as each part of the result needs."""
+    if slots <= _DRAWN:
+        return int(random() * slots)
+    drawn, values = 0, 1
+    while values < slots * _DRAWN:
+        drawn, values = drawn * _DRAWN + int(random() * _DRAWN), values * _DRAWN
+    return drawn * slots // values

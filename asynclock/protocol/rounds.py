@@ -18,6 +18,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
+from asynclock.protocol.core import any_slot
 from asynclock.protocol.local_queue import SPAN
 from asynclock.protocol.planner import FRESH
 from asynclock.quorum.ballot import REFUSED, Ballot
@@ -440,7 +441,7 @@ class RoundsAtMany(Rounds):
         settings, kind, seed = terms.settings, terms.kind, int(core.clock.wall() * 1_000_000)
         self._span = self._span_for_queue() if behind else 1
         if kind.slots:
-            kind = kind.at(int(core.random() * kind.slots) if slot is None else slot)
+            kind = kind.at(any_slot(core.random, kind.slots) if slot is None else slot)
         op_id = core.new_id(seed, settings.metadata, kind.mode)
         plain = not settings.fencing and not refused
         if terms.timeout != 0 and refused and quorum.listens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from random import random
 
@@ -9,7 +10,9 @@ import pytest
 import redis as blocking
 
 from asynclock import Lease, LockLost, Redlock
-from asynclock.rules.model import Slots
+from asynclock.locks.multi import Multi
+from asynclock.protocol.core import any_slot
+from asynclock.rules.model import Part, Slots
 from asynclock.rules.semaphore import Semaphore, wants
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import key_of
@@ -42,6 +45,25 @@ def test_slots_are_told_apart_by_their_whole_number() -> None:
     """Slot 1 is not taken where slot 10 or 11 is."""
     others = Slots(tuple(slot for slot in range(12) if slot != 1))
     assert {Semaphore(12).choose([others] * 3, 1, random) for _ in range(20)} == {1}
+
+
+@pytest.mark.parametrize(("permits", "parts"), [(3, 2), (10_000, 78), (16, 256)])
+def test_each_semaphore_of_a_multi_lock_gets_any_of_its_slots(permits: int, parts: int) -> None:
+    """Also where there are more combinations than a float can count."""
+    kind = Multi([Part(f"{number:03}", Semaphore(permits)) for number in range(parts)])
+    draws = [kind.at(any_slot(random, kind.slots)) for _ in range(50)]
+    for number in range(parts):
+        found = {int(re.split("[/.]", each.parts[number].kind.mode)[1]) for each in draws}
+        assert len(found) > 1
+        assert found <= set(range(permits))
+
+
+async def test_a_multi_lock_of_many_large_semaphores(shared_urls: list[str], name: str) -> None:
+    """78 of 10,000 permits, over several nodes."""
+    async with Redlock(*shared_urls[:3]) as client:
+        pools = [client.semaphore(f"{name}:{number}", 10_000) for number in range(78)]
+        async with client.multi(*pools), client.multi(*pools, timeout=0):
+            assert len((await client.inspect(pools[-1].name)).holders) == 2
 
 
 def slot_of(lease: Lease) -> str:
