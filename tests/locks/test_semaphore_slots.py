@@ -109,6 +109,7 @@ async def test_an_attempt_that_lost_its_slot_leaves_nothing(shared_urls: list[st
         Redlock(*urls, lease=LONG, node_timeout=5.0) as client,
     ):
         await client.health()
+        await sent([other])  # each node is connected, so each gets the hold
         for number in range(16):  # each draws the slot that is held with a chance of one half
             here = f"{name}:{number}"
             held = await permit(other, here)
