@@ -138,6 +138,15 @@ def masters(number: int = 3, replicas: int = 0, **facts: Any) -> list[NodeFacts]
     ]
 
 
+@pytest.mark.parametrize(("silent", "severity"), [(1, Severity.WARNING), (2, Severity.ERROR)])
+def test_a_cluster_is_a_node_of_the_quorum(silent: int, severity: Severity) -> None:
+    """It votes beside two other servers: with one of them silent, two of three nodes are a majority."""
+    others = [node(node=str(n), run_id=f"other {n}", error="silent" * (n < silent)) for n in range(2)]
+    told = [each for each in findings([*masters(), *others], TERMS) if each.check == "reachable"]
+    assert [each.severity for each in told] == [severity] * silent
+    assert ("spare" in [check for check, _ in found(*masters(), *others)]) is (silent == 1)
+
+
 def checks(facts: list[NodeFacts]) -> set[tuple[str, Severity]]:
     return set(found(*facts))
 

@@ -70,12 +70,12 @@ def led_to_one(facts: Sequence[NodeFacts]) -> bool:
 
 def _reachable(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     del terms
-    facts = [each for each in facts if each.cluster is None]
-    silent = [each for each in facts if each.error]
-    majority = len(facts) // 2 + 1
+    silent = [each for each in facts if each.cluster is None and each.error]
+    nodes = independent(facts)  # the masters of a cluster are one node, with findings of its own
+    majority = nodes // 2 + 1
     if not silent:
         return
-    if len(facts) - len(silent) >= majority:
+    if nodes - len(silent) >= majority:
         severity, risk = Severity.WARNING, "Fewer servers may fail before no lock can be acquired."
     else:
         hopeless = sum(each.misconfigured for each in silent) >= majority
