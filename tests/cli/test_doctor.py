@@ -162,6 +162,16 @@ async def test_clients_of_unequal_max_lease(five: list[Server]) -> None:
     assert "1 with 1m00s, 2 with 2m00s" in found["max-lease"]["what"]
 
 
+def test_f11_a_client_with_a_name_that_is_no_max_lease(servers: Servers) -> None:
+    """Any program can name its client so. It is not counted."""
+    server = servers.start(*DURABLE)
+    server.since(7, 2)  # CLIENT SETINFO
+    for name in ("1.2.3", "1e999", "e", "."):
+        with server.cli() as cli:
+            cli.execute_command("CLIENT", "SETINFO", "LIB-NAME", f"asynclock(max_lease={name})")
+            assert examined(server) == (0, {})
+
+
 async def test_a_restarted_server(five: list[Server], name: str) -> None:
     """It casts no vote for max_lease + 1 s."""
     async with Redlock(*(server.url for server in five[:3])) as redlock, redlock(name):

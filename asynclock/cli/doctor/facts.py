@@ -8,6 +8,7 @@ unknown.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from dataclasses import dataclass, field
@@ -251,9 +252,10 @@ class _Questions:
         """asynclock tells servers from Redis 7.2 and Valkey on the max_lease of each client."""
         clients = await self._ask("CLIENT", "LIST")
         self._note("CLIENT LIST", clients)
+        known = self._facts.max_leases
         for text in _LIBRARY.findall(_text(clients)):
-            known = self._facts.max_leases
-            known[float(text)] = known.get(float(text), 0) + 1
+            if (said := _seconds(text)) is not None:
+                known[said] = known.get(said, 0) + 1
 
     async def _cluster(self, cluster: ClusterFacts) -> None:
         names = ("cluster-require-full-coverage", "cluster-node-timeout")
@@ -369,6 +371,15 @@ def is_hold(value: str) -> bool:
 def is_derived(key: str, prefix: str) -> bool:
     """Whether the key is one of asynclock's own beside the holds."""
     return key.startswith((f"{prefix}{RESERVED}", RESERVED))
+
+
+def _seconds(text: str) -> float | None:
+    """The max_lease that a client gives as its name; None: it is no number. Any client can name itself so."""
+    try:
+        said = float(text)
+    except ValueError:
+        return None
+    return said if math.isfinite(said) else None
 
 
 def _setting(answer: Any) -> str | None:
