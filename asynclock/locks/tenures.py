@@ -73,8 +73,8 @@ class TenuresByTask:
             mine.pop()  # from now on release() means the new tenure, and reports only its loss
         mine.append(tenure)
         if len(by_task) > self._purge_at:
-            gone = [task for task in by_task if _is_gone(task)]
-            for each in [each for task in gone for each in by_task[task] if not each.open]:
+            gone = [task for task in list(by_task) if _is_gone(task)]  # a copy: other loops add theirs meanwhile
+            for each in [each for task in gone for each in by_task.get(task, ()) if not each.open]:
                 self.forget(each)
             self._purge_at = _PURGE_AT + 2 * len(by_task)
 

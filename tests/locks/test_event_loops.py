@@ -15,6 +15,7 @@ from asynclock import ConfigError, Lease, LockLost, Redlock
 from asynclock.stores.redis.keys import RESERVED
 from tests.support.programs import run_python
 from tests.support.servers import Server
+from tests.support.waiters import LIMIT
 
 pytestmark = pytest.mark.both_loops("it is about event loops")
 
@@ -125,6 +126,44 @@ def test_c8_threads_meet_a_client_at_once(server: Server) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda number: asyncio.run(worker(number)), range(8)))
     assert len(found) == 8
+
+
+async def test_c8_another_loop_acquires_while_ended_tasks_are_forgotten(server: Server) -> None:
+    """One Lock of many tasks. While this loop looks for those that have ended, each look lets a task of another thread
+    acquire."""
+    client, here = Redlock(server.url), threading.current_thread()
+    lock, elsewhere = client.read("job"), asyncio.new_event_loop()
+    thread = threading.Thread(target=elsewhere.run_forever)
+    thread.start()
+    leases: list[Any] = []
+    looks = False
+
+    class Watched(asyncio.Task[Any]):
+        def done(self) -> bool:
+            nonlocal looks
+            if looks and threading.current_thread() is here:
+                looks = False
+                leases.append(asyncio.run_coroutine_threadsafe(lock.acquire(timeout=None), elsewhere).result(LIMIT))
+                looks = True
+            return super().done()
+
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(lambda loop, coro, **options: Watched(coro, loop=loop, **options))  # type: ignore[arg-type]
+    try:
+        for number in range(70):
+            looks = number > 60
+            leases.append(await loop.create_task(lock.acquire(timeout=None)))
+        looks = False
+        assert len(leases) > 70
+        assert all(lease.held for lease in leases)
+    finally:
+        looks = False
+        loop.set_task_factory(None)
+        await client.aclose()
+        asyncio.run_coroutine_threadsafe(client.aclose(), elsewhere).result(LIMIT)
+        elsewhere.call_soon_threadsafe(elsewhere.stop)
+        thread.join(LIMIT)
+        elsewhere.close()
 
 
 # -- a lease elsewhere -----------------------------------------------------------------------------------------------
