@@ -1,8 +1,9 @@
 """The command of `asynclock run`: a process group of its own, with the terminal where there is one.
 
 Where stdin is a terminal, the command gets it, as a job of a shell does: Ctrl-C reaches the command alone. Ctrl-Z stops
-the command and then asynclock, so that the shell takes over. A stopped asynclock renews nothing, so the lease ends.
-`fg` continues the command only if the lease is still held. As process 1 of a container it continues the command itself.
+the command and then asynclock, with the script that called it, so that the shell takes over. A stopped asynclock renews
+nothing, so the lease ends. `fg` continues the command only if the lease is still held. As process 1 of a container it
+continues the command itself.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Child:
                     self.send(signal.SIGCONT)
             elif os.WSTOPSIG(status) in _SUSPENDED:
                 self._take_terminal()
-                os.kill(os.getpid(), signal.SIGSTOP)
+                if self._terminal is None or not _suspend_job():
+                    os.kill(os.getpid(), signal.SIGSTOP)
             return False
         self._process.returncode = os.waitstatus_to_exitcode(status)
         self.ended.set_result(self._process.returncode)
@@ -162,6 +164,22 @@ def _terminal() -> int | None:
         if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() and not stat.S_ISFIFO(os.fstat(1).st_mode):
             return 0
     return None
+
+
+def _suspend_job() -> bool:
+    """SIGTSTP to the processes of this job: without asynclock the terminal would send it to them. Otherwise a script
+    that called asynclock would go on to wait for it, and the shell would not see that the job has stopped. All of them
+    stop at once: a SIGCONT that came between two stops would continue a part of the job only. Returns whether this
+    process was stopped, and continued since. The kernel stops no job that no shell would continue."""
+    continued: list[int] = []
+    after = signal.signal(signal.SIGCONT, lambda number, _: continued.append(number))  # the event loop gets it, too
+    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    try:
+        os.kill(0, signal.SIGTSTP)
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+        signal.signal(signal.SIGCONT, after)
+    return bool(continued)
 
 
 def _give(terminal: int, group: int) -> None:

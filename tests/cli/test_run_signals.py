@@ -105,6 +105,22 @@ def test_ctrl_z_stops_both(server: Server, name: str) -> None:
     terminal.end()
 
 
+def test_ctrl_z_stops_a_script(server: Server, name: str) -> None:
+    """The shell that runs it as a job sees that it has stopped, and `fg` continues all of it."""
+    shell = 'set -m; sh -c \'"$@"; echo goes on\' sh "$@"; echo stopped $?; fg; echo ended $?'
+    terminal = Terminal(server, "run", name, "--", *python(READS), script=shell)
+    terminal.shows("holds")
+    terminal.types("\x1a")
+    terminal.shows(f"stopped {128 + signal.SIGTSTP}")
+    terminal.types("again\n")
+    terminal.shows("read again")
+    terminal.types("end\n")
+    terminal.shows("goes on")
+    terminal.shows("ended 0")
+    assert os.waitstatus_to_exitcode(terminal.state()) == 0
+    terminal.end()
+
+
 def test_a_stopped_command_ends_with_its_terminal(server: Server, name: str) -> None:
     """The terminal is closed after a Ctrl-Z, within the lease: the command gets SIGHUP, and the lock is released."""
     terminal = Terminal(server, "run", name, "--", *python(READS))
