@@ -13,10 +13,10 @@ import typer
 from asynclock.cli.options import AsJson, Prefix, Urls, client, duration, named_urls
 from asynclock.cli.output import plain, print_json
 from asynclock.cli.program import Code
-from asynclock.cli.watching import look, lost, screen
+from asynclock.cli.watching import longest, look, lost, screen
 
 if TYPE_CHECKING:
-    from asynclock.cli.watching import Moment
+    from asynclock.cli.watching import Hold, Moment
     from asynclock.client import Redlock
     from asynclock.info import Holder
 
@@ -53,6 +53,7 @@ async def _watch(
 ) -> Moment:
     """Look again and again. Returns what the last look saw."""
     losses, before = 0, None
+    rests: dict[Hold, float] = {}
     lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json
     picture = Picture(whole=iterations is None) if lively else None
     if picture is not None and (task := asyncio.current_task()) is not None and sys.platform != "win32":
@@ -61,7 +62,7 @@ async def _watch(
     try:
         while True:
             moment = await look(redlock, begin, limit)
-            gone: list[Holder] = [] if before is None else lost(before, moment)
+            gone: list[Holder] = [] if before is None else lost(before, moment, rests)
             losses += len(gone)
             if as_json:
                 print_json(line(moment, gone, losses))
@@ -73,7 +74,8 @@ async def _watch(
                 iterations -= 1
                 if not iterations:
                     return moment
-            before = before if moment.error else moment
+            if not moment.error:
+                before, rests = moment, longest(rests, moment)
             await asyncio.sleep(interval)
     finally:
         if picture is not None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from asynclock._errors import LockError
 from asynclock.cli.output import count, is_mark, length, table, who, why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from asynclock.client import Redlock
     from asynclock.info import Health, Holder, LockInfo
 
+Hold: TypeAlias = tuple[str, str, int, float]
+"""What tells a hold from others: its name, host and pid, and since when it is held."""
+
 _AT_ONCE = 50  # names that are inspected at the same time
+_UNRENEWED = 0.5  # a hold with less of its longest rest was not renewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +90,22 @@ def contention(lock: LockInfo) -> tuple[int, float, str]:
     return -waiting(lock), min(holder.since for holder in lock.holders), lock.name
 
 
-def lost(before: Moment, after: Moment) -> list[Holder]:
-    """The holds that expired between the two moments. A holder renews its hold when two thirds of the lease are left,
-    so the holder of an expired hold died, hangs, or does not reach the servers. Holds of other programs do not count,
-    because such a program may not renew its holds. The rest of a lease was read at some time after the look began."""
-    if after.error:
+def longest(known: Mapping[Hold, float], moment: Moment) -> dict[Hold, float]:
+    """The longest rest of each hold that is there at this moment, in all looks so far. Pure."""
+    return {
+        _identity(each): max(known.get(_identity(each), 0.0), each.remaining)
+        for each in moment.holders
+        if each.remaining is not None
+    }
+
+
+def lost(before: Moment, after: Moment, rests: Mapping[Hold, float]) -> list[Holder]:
+    """The holds that expired between the two moments. A holder renews its hold when two thirds of the lease are left.
+    So a hold that had less than half of the longest of its `rests` was not renewed: its holder died, hangs, or does not
+    reach the servers. One that had more was released, if the looks are far apart. Holds of other programs do not count,
+    because such a program may not renew its holds. The rest of a lease was read at some time after the look began. If
+    there are more names than were asked for, one that is missing may still be held."""
+    if after.error or after.more:
         return []
     known = {_identity(each) for each in after.holders}
     return [
@@ -98,6 +113,7 @@ def lost(before: Moment, after: Moment) -> list[Holder]:
         for each in before.holders
         if each.host
         and each.remaining is not None
+        and each.remaining < _UNRENEWED * rests.get(_identity(each), 0.0)
         and before.began + each.remaining <= after.at
         and _identity(each) not in known
     ]
@@ -146,7 +162,7 @@ def screen(moment: Moment, losses: int, most: int | None = None) -> str:
     return "\n".join([*lines, "", table(head, rows(moment)[:most])])
 
 
-def _identity(holder: Holder) -> tuple[str, str, int, float]:
+def _identity(holder: Holder) -> Hold:
     return holder.name, holder.host, holder.pid, holder.since
 
 

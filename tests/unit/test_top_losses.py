@@ -9,7 +9,7 @@ import pytest
 
 from asynclock import Holder, LockInfo
 from asynclock.cli.output import length, printable, table
-from asynclock.cli.watching import Moment, contention, lost, without_marks
+from asynclock.cli.watching import Moment, contention, longest, lost, without_marks
 
 
 def holder(**fields: Any) -> Holder:
@@ -17,10 +17,10 @@ def holder(**fields: Any) -> Holder:
     return Holder(**(known | fields))
 
 
-def moment(at: float, *holders: Holder, error: str = "", took: float = 0.0) -> Moment:
+def moment(at: float, *holders: Holder, error: str = "", took: float = 0.0, more: bool = False) -> Moment:
     health: Any = None  # not read
     locks = tuple(LockInfo(each.name, "mutex", 1, (each,), (), None, {}) for each in holders)
-    return Moment(at - took, at, health, locks, error=error)
+    return Moment(at - took, at, health, locks, more, error)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,23 @@ def moment(at: float, *holders: Holder, error: str = "", took: float = 0.0) -> M
         (moment(100.0, holder(remaining=0.5, host="")), moment(101.0), 0),  # another program does not renew
         (moment(100.0, holder(remaining=None)), moment(200.0), 0),  # a key without expiry was deleted
         (moment(100.0, holder(remaining=0.5)), moment(101.0, error="no quorum"), 0),  # nobody knows
+        (moment(100.0, holder(remaining=20.0)), moment(130.0), 0),  # the looks are far apart: it was released
+        (moment(100.0, holder(remaining=14.0)), moment(130.0), 1),  # it was not renewed
+        (moment(100.0, holder(remaining=0.5)), moment(101.0, more=True), 0),  # it may be one of those left out
     ],
 )
 def test_losses(before: Moment, after: Moment, expected: int) -> None:
-    """Only a hold that ended by time was lost."""
-    assert len(lost(before, after)) == expected
+    """Only a hold that ended by time was lost. Each had 30 s before."""
+    rests = longest({}, moment(90.0, holder(remaining=30.0), holder(host="", remaining=30.0)))
+    assert len(lost(before, after, longest(rests, before))) == expected
+
+
+def test_the_longest_rest_of_a_hold() -> None:
+    """In all looks; a hold that is gone is forgotten, and one without an end has none."""
+    rests = longest({}, moment(1.0, holder(remaining=30.0), holder(name="y", remaining=9.0), holder(name="z")))
+    rests = longest(rests, moment(2.0, holder(remaining=29.0), holder(name="y", remaining=10.0)))
+    assert [(hold[0], rest) for hold, rest in rests.items()] == [("x", 30.0), ("y", 10.0)]
+    assert longest(rests, moment(3.0, holder(remaining=None))) == {}
 
 
 def test_marks_are_no_holds() -> None:
