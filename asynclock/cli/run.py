@@ -123,7 +123,8 @@ def run(
         on_lost=on_lost,
         held_code=0 if exit_zero else conflict_exit_code,
     )
-    options: ClientOptions = {"lease": lease, "cancel_on_lost": False, "metadata": plan.command[0][:200]}
+    path = os.fsencode(plan.command[0]).decode(errors="replace")  # a path need not be UTF-8, and metadata is
+    options: ClientOptions = {"lease": lease, "cancel_on_lost": False, "metadata": path[:200]}
     if max_lease is not None:
         options["max_lease"] = max_lease
     redlock = client(plan.urls, prefix, options)

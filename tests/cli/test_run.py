@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,19 @@ def test_the_command_knows_its_lock(server: Server, name: str) -> None:
     *known, fence = done.stdout.split()
     assert known == [name, "20", server.url, "app:"]
     assert int(fence) > 0
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file systems refuse such names")
+def test_a_command_whose_path_is_not_utf8(server: Server, name: str, tmp_path: Path) -> None:
+    """It runs; those who look at the lock see the path with a replacement."""
+    path = os.fsencode(tmp_path) + b"/caf\xe9"
+    with open(path, "w") as file:
+        file.write(f"#!/bin/sh\nexec {shlex.join([sys.executable, '-m', 'asynclock', 'inspect', name, '--json'])}\n")
+    os.chmod(path, 0o755)
+    done = asynclock("run", name, "--", os.fsdecode(path), on=server)
+    assert done.returncode == 0, done.stderr
+    (holder,) = json.loads(done.stdout)["holders"]
+    assert holder["metadata"].endswith("/caf\ufffd")
 
 
 def test_the_command_may_be_another_run(server: Server, name: str) -> None:
