@@ -303,10 +303,14 @@ class Session:
 
     async def fail_entry(self) -> None:
         """That entry has failed, so no `__aexit__` follows it. Close the session, unless another caller uses it: one
-        that used it before the first entry, that enters it, too, or that has or wants a lock."""
+        that enters it, too, or one that used it before the first entry, or that has or wants a lock. Then it is left to
+        that caller."""
         self._entries -= 1
-        in_use = self._entries or self._openers or self.machine.holds or self.machine.under_way
-        if self._used_by_entry and not in_use:
+        if self._entries or not self._used_by_entry:
+            return
+        if self._openers or self.machine.holds or self.machine.under_way:
+            self._used_by_entry = False
+        else:
             await self.aclose()
 
     async def _open(self) -> ConfigError | QuorumUnavailable | None:

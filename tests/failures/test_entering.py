@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock import ConfigError, Lease, QuorumUnavailable, Redlock
 from asynclock.runtime.opening import check
 from tests.support.cut_servers import Clocked
 from tests.support.fake_clock import FakeClock
@@ -280,7 +280,13 @@ async def test_b1_a_client_that_others_begin_to_use_stays_open(server: Server, n
         used = await other
         async with client(f"{name}:other") as lease:
             assert lease.held
-    del used
+        if isinstance(used, Lease):
+            await used.release()
+        later = asyncio.create_task(client.__aenter__())
+        await asyncio.sleep(0)
+        later.cancel()
+        await asyncio.wait({later})
+        assert list(loops_of(client))
 
 
 async def test_b1_a_client_with_a_lease_stays_open(servers: Servers, name: str) -> None:
