@@ -89,7 +89,7 @@ def in_virtual_time(world: World) -> Iterator[None]:
             (session, "os", SimpleNamespace(getpid=lambda: 4711)),
             (session, "_HOST", "host"),
             (shutdown, "time", SimpleNamespace(monotonic=now)),
-            (connection, "selectors", SimpleNamespace(DefaultSelector=Selector, EVENT_READ=1)),
+            (connection, "_Selector", Selector),
             (dialing, "_socket", sock),
         ]
         for owner, name, instead in patches:
