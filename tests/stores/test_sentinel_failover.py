@@ -67,6 +67,17 @@ async def moved(client: Redlock, to: Part) -> None:
     await until(lambda: port_of(client) == to.port)
 
 
+async def replaced(deployment: Deployment, client: Redlock) -> tuple[Part, Part]:
+    """A failover after which the old master goes on as a master: only the sentinels tell of it. Returns both masters
+    once the client has moved."""
+    old = deployment.master
+    with old.cli() as cli:
+        cli.execute_command("ACL", "SETUSER", "default", "-replicaof", "-slaveof")  # it cannot be made a replica
+    new = await asyncio.to_thread(deployment.failover)
+    await moved(client, new)
+    return old, new
+
+
 async def test_d5_a_hold_that_the_failover_lost(deployment: Deployment, name: str) -> None:
     """The body is cancelled when the new master says that it has no such hold; the block raises LockLost. The client
     asks it as soon as it is connected, long before the next renewal."""
@@ -181,11 +192,7 @@ async def test_a_master_that_still_answers_is_left_at_once(deployment: Deploymen
     async with Redlock(deployment.url, lease=LONG) as client:
         client.subscribe(told.append)
         await works(client, name)
-        old = deployment.master
-        with old.cli() as cli:
-            cli.execute_command("ACL", "SETUSER", "default", "-replicaof", "-slaveof")  # it cannot be made a replica
-        new = await asyncio.to_thread(deployment.failover)
-        await moved(client, new)
+        old, new = await replaced(deployment, client)
         assert old.role == "master"
         await works(client, name)
         await until(lambda: [type(each) for each in told if isinstance(each, NodeDown | NodeUp)] == [NodeDown, NodeUp])
@@ -219,28 +226,19 @@ async def test_the_sentinels_are_followed_after_their_restart(deployment: Deploy
         for each in deployment.sentinels:
             each.restart()
         deployment.ready()
-        old = deployment.master
-        with old.cli() as cli:
-            cli.execute_command("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
-        new = await asyncio.to_thread(deployment.failover)
-        await moved(client, new)
+        await replaced(deployment, client)
         await works(client, name)
 
 
 async def test_the_sentinels_are_followed_after_the_program_has_cancelled_all_tasks(
     deployment: Deployment, name: str
 ) -> None:
-    """As asyncio.run does after Ctrl-C, in a program that goes on. The client hears of a failover after which the old
-    master still answers as a master."""
+    """As asyncio.run does after Ctrl-C, in a program that goes on. The client hears of the next failover."""
     async with Redlock(deployment.url, lease=LONG) as client:
         await works(client, name)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        old = deployment.master
-        with old.cli() as cli:
-            cli.execute_command("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
-        new = await asyncio.to_thread(deployment.failover)
-        await moved(client, new)
+        await replaced(deployment, client)
         await works(client, name)
 
 
