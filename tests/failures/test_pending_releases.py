@@ -336,6 +336,18 @@ async def test_releases_that_are_refused_as_the_last_ones_are_delivered(how: str
     await until(lambda: server.sent == ["a", "b"])
 
 
+async def test_a_program_that_cancels_all_tasks_leaves_refused_releases_to_be_sent() -> None:
+    """A server refused a release for now. The program cancels all tasks of its loop, as after Ctrl-C, and goes on. The
+    release is sent again on the same connection."""
+    releases, loop = PendingReleases(), asyncio.get_running_loop()
+    server = WillingServer(releases)
+    releases.add(release("a"), loop.time(), loop.time())
+    server.delivery.refused(server)  # type: ignore[arg-type]
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await until(lambda: server.sent == ["a"])
+
+
 def releases_one_of(wire: bytes, leases: list[Any]) -> bool:
     """Whether it is the release of one of these."""
     return any(id_of(lease).encode() in wire for lease in leases)

@@ -56,6 +56,7 @@ class Delivery:
         self._refused = False  # the server refused a release of the last slice
         self._closing = False
         self._again: asyncio.Task[None] | None = None  # sends refused releases again
+        self._later: asyncio.TimerHandle | None = None  # begins another such task
 
     def send_slice(self, connection: Connection) -> None:
         """Send the next slice. If the connection is lost, its releases become pending again."""
@@ -69,6 +70,8 @@ class Delivery:
         if self._again is not None:
             self._again.cancel()
             self._again = None
+        if self._later is not None:
+            self._later.cancel()
         await self._send(connection, keep=SLICE)
         if connection.transport.is_closing():
             raise ConnectionError("it hung up")
@@ -99,11 +102,13 @@ class Delivery:
                 await self._send(connection)
 
     def _repeated(self, connection: Connection, task: asyncio.Task[None]) -> None:
-        if self._again is task:
-            self._again = None
-        if task.cancelled():
-            return
-        if error := task.exception():
+        if self._again is not task:
+            return  # the next connection delivers them
+        self._again = None
+        if task.cancelled():  # by a program that cancels all tasks of its loop. Not at once, for it may do so again
+            if not self._closing:
+                self._later = task.get_loop().call_later(BUSY_PAUSE, self.refused, connection)
+        elif error := task.exception():
             log.error("asynclock: pending releases are not sent again", exc_info=error)
         elif self._pending.to_send and not connection.transport.is_closing():
             self.refused(connection)  # a slow answer, or a refusal since the last step of the task
@@ -124,6 +129,8 @@ class Delivery:
     async def stop(self) -> None:
         """The client closes: refused releases are not sent again, but by `finish`."""
         self._closing = True
+        if self._later is not None:
+            self._later.cancel()
         if (again := self._again) is not None:
             again.cancel()
             await asyncio.wait([again], timeout=CANCELLING)
