@@ -28,7 +28,7 @@ PROBLEM_JSON = "application/problem+json"
 
 _RETRY_AFTER = "1"  # seconds; a waiter is notified of a release, so a client that comes back soon waits in the queue
 _BUSY = "busy", "Another request is working on this. Try again."
-_UNAVAILABLE = "unavailable", "The lock service is out of reach, so nothing was done. Try again."
+_UNAVAILABLE = "unavailable", "The lock service is out of reach. Try again."
 _LOST = "lost", "The lock was lost during the request. Parts of the request may have been carried out."
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",

@@ -240,22 +240,21 @@ class Redlock:
         processes. Other calls return Skipped.RUNNING or Skipped.DONE. After a run that raised, or that
         ended with its process, the next call runs.
 
-        Raises ConfigError or TypeError when it decorates. A call raises as one of `synchronized` does; its LockTimeout
-        says that split votes lasted for `patience` seconds.
+        Raises ConfigError or TypeError when it decorates. A call raises as one of `synchronized` does. It waits for no
+        run, and for `patience` seconds for the end of an outage or of split votes; LockTimeout tells of those.
         """
         return decorators.once(name, *self._runs(name, within))
 
-    def _runs(self, name: str | Callable[..., str], within: Seconds) -> tuple[Callable[[str], OnceLock], float, float]:
-        """For `once`: makes the lock of a run from its name; `within`, and the patience, in seconds. Raises
-        ConfigError."""
-        length, patience = seconds("within", within), self._settings.patience
+    def _runs(self, name: str | Callable[..., str], within: Seconds) -> tuple[Callable[[str], OnceLock], float]:
+        """For `once`: makes the lock of a run from its name; and `within`, in seconds. Raises ConfigError."""
+        length = seconds("within", within)
         # With the client's min_hold the name would stay taken after a run that raised; the next call could not run.
         settings = self._settings_of_calls(name, {"min_hold": 0}, Use.ONCE)
 
         def lock(named: str) -> OnceLock:
             return OnceLock(check_name(named), MUTEX, settings(), self._session)
 
-        return lock, length, patience
+        return lock, length
 
     def _settings_of_calls(
         self, name: str | Callable[..., str], options: LockOptions, use: Use
@@ -278,7 +277,8 @@ class Redlock:
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over the hold that another process detached. `handle` is the string that `Lease.detach` returned.
         Returns a new Lease with a greater fencing token, under the options given here; the handle contains no options.
-        Raises LockNotHeld (the handle was adopted already, or the hold has ended), QuorumUnavailable, ConfigError."""
+        It waits for no owner, so `timeout` has no effect. Raises LockNotHeld (the handle was adopted already, or the
+        hold has ended), QuorumUnavailable (after `patience` seconds), ConfigError."""
         known = parse_handle(handle)
         settings = self._lock_settings(known.name, options)
         lock = self._checked(AdoptedLock(known, rule_of(known.mode), settings, self._session))

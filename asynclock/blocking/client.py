@@ -143,8 +143,8 @@ class Redlock:
     ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | Skipped]]:
         """Decorate a function: for one name it completes at most once in `within` seconds, over all processes. Other
         calls return Skipped.RUNNING or Skipped.DONE. After a run that raised, or that ended with its process, the next
-        call runs. Raises as `synchronized` does; LockTimeout of a call says that split votes lasted for `patience`
-        seconds."""
+        call runs. Raises as `synchronized` does. A call waits for no run, and for `patience` seconds for the end of an
+        outage or of split votes; LockTimeout tells of those."""
         return decorators.once(name, *self._client._runs(name, within))
 
     def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:

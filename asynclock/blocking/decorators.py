@@ -46,7 +46,7 @@ def synchronized(
 
 
 def once(
-    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float, patience: float
+    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | Skipped]]:
     """A run holds the lock. A run that returns leaves the name taken for `within` seconds."""
 
@@ -57,7 +57,7 @@ def once(
         @wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R | Skipped:
             run, before, begun = lock(named(*args, **kwargs)), None, False
-            lease = call_and_undo(run.begin, _give_back, patience)
+            lease = call_and_undo(run.begin, _give_back)
             try:
                 if isinstance(lease, Skipped):
                     return lease

@@ -64,10 +64,10 @@ def synchronized(
 
 
 def once(
-    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float, patience: float
+    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float
 ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R | Skipped]]]:
     """A run holds the lock. A run that returns leaves the name taken for `within` seconds; until then a call returns
-    Skipped. A call raises LockTimeout if split votes last for `patience` seconds; all else is as in `synchronized`."""
+    Skipped. A call raises what `OnceLock.begin` raises; all else is as in `synchronized`."""
 
     def decorate(function: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R | Skipped]]:
         _check_function(function)
@@ -76,7 +76,7 @@ def once(
         @wraps(function)
         async def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R | Skipped:
             run = lock(named(*args, **kwargs))
-            lease = await run.begin(patience)
+            lease = await run.begin()
             if isinstance(lease, Skipped):
                 return lease
             before = RUN.set(lease)
@@ -100,26 +100,43 @@ class OnceLock(Lock):
 
     _use = Use.ONCE
 
-    async def begin(self, patience: float) -> Lease | Skipped:
-        """The lease of this run, or the reason why it is skipped. Split votes give no reason, so it tries again, for
-        `patience` seconds. Raises LockTimeout after that."""
-        clock = self._session_of(None).clock
+    async def begin(self) -> Lease | Skipped:
+        """The lease of this run, or the reason why it is skipped. After split votes, which give no reason, and in an
+        outage it tries again, for the client's `patience` seconds. Raises LockTimeout, or QuorumUnavailable, after
+        that."""
+        session = self._session_of(None)
+        clock, patience = session.clock, session.settings.patience
         deadline = clock.now() + patience
         while True:
-            tenure = await self._acquire(0)
-            if isinstance(tenure, Tenure):
-                self._tenure = tenure
-                return Lease(tenure, self._kept)
-            holder = (await self._peek()).holder()
-            if holder is not None:
-                return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
-            if clock.now() >= deadline:
-                raise LockTimeout(
-                    f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock: try again",
-                    name=self.name,
-                    waited=patience,
-                )
-            await sleep(AGAIN[0] * random.random(), clock)  # noqa: S311 - jitter
+            pause = AGAIN[0] * random.random()  # noqa: S311 - jitter
+            try:
+                begun = await self._try()
+            except QuorumUnavailable:
+                if clock.now() >= deadline:
+                    raise
+                pause = random.uniform(*AGAIN)  # noqa: S311 - jitter
+            else:
+                if begun is not None:
+                    return begun
+                if clock.now() >= deadline:
+                    raise LockTimeout(
+                        f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock: try "
+                        "again",
+                        name=self.name,
+                        waited=patience,
+                    )
+            await sleep(pause, clock)
+
+    async def _try(self) -> Lease | Skipped | None:
+        """One try. None: votes were split."""
+        tenure = await self._acquire(0)
+        if isinstance(tenure, Tenure):
+            self._tenure = tenure
+            return Lease(tenure, self._kept)
+        holder = (await self._peek()).holder()
+        if holder is None:
+            return None
+        return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
 
     def mark_done(self, within: float) -> None:
         """The run has returned: after its release the name stays taken for `within` seconds."""

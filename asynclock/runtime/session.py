@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._clock import SYSTEM, wait_ended
 from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_closed
 from asynclock._loop import no_loop, own_task, running_task
-from asynclock._options import RESERVED, LockSettings, node_timeout
+from asynclock._options import RESERVED, THREAD, LockSettings, node_timeout
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.protocol.core import SLICE
 from asynclock.protocol.machine import Machine
@@ -29,7 +29,7 @@ from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
 from asynclock.runtime import opening, shutdown
 from asynclock.runtime.observers import Journal, write
 from asynclock.runtime.renewal_thread import RenewalThread, ThreadedHold
-from asynclock.stores import check_supported, limited_of
+from asynclock.stores import check_supported, check_thread_safe, limited_of
 from asynclock.stores.port import is_thread_safe
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Session:
         self._usual_of = -1.0  # the limit of the nodes for which it was computed; -1.0: it was not
         self.limited = limited_of(stores)
         self._stores = stores
+        self._thread_safe = all(map(is_thread_safe, stores))
         self._renewal_thread: RenewalThread | None = None
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
@@ -129,11 +130,14 @@ class Session:
             raise client_closed()
 
     def within(self, settings: LockSettings) -> float:
-        """The node timeout of a lock, in seconds."""
+        """The node timeout of a lock, in seconds. Raises ConfigError for settings that the nodes or the stores do not
+        allow."""
         measured = self._limits.longest
         if settings is self.settings.lock and measured == self._usual_of:
             return self._usual
         timeout = node_timeout(self.settings, settings, len(self.quorum.nodes), measured=measured)
+        if settings.renew == THREAD and not self._thread_safe:  # they may have been unknown when the lock was made
+            check_thread_safe(self._stores)
         if settings.lease < self.lag.lease:
             self.lag.use(settings.lease)
             if self._renewal_thread is not None:
@@ -216,7 +220,7 @@ class Session:
         """A hold that a thread extends while the loop is blocked. It starts that thread, if it does not run. A store
         with a clock of its own has no thread, because only a test moves that clock. Neither has a store that threads
         cannot share. If the system gives no thread, the next lease tries again."""
-        if self._renewal_thread is None and self.clock is SYSTEM and all(map(is_thread_safe, self._stores)):
+        if self._renewal_thread is None and self.clock is SYSTEM and self._thread_safe:
             try:
                 thread = RenewalThread(self.machine, self.lag, self.loop, self._stores)
                 thread.start()
@@ -234,14 +238,22 @@ class Session:
         if self.observers.active:
             self.observers.tell(event)
 
-    def tell_lost(self, terms: Terms, reason: Reason, held_for: float, why: Callable[[], object]) -> None:
+    def tell_lost(
+        self,
+        terms: Terms,
+        reason: Reason,
+        held_for: float,
+        why: Callable[[], object],
+        *,
+        after_release: bool = False,
+    ) -> None:
         """A lease was lost. `why` makes the error that says so, if it is logged. A client that closes ends its leases
         on purpose: that is no warning."""
         if self.forked:
             return
         level = logging.INFO if reason == "closed" else logging.WARNING
         if (logged := self.journal.admits(Lost, level)) or self.observers.active:
-            event = Lost(*terms.described, reason, held_for)
+            event = Lost(*terms.described, reason, held_for, after_release)
             if logged:
                 in_context(terms, write, event, level, str(why()))
             in_context(terms, self.observers.tell, event)

@@ -124,7 +124,7 @@ class FakeStore(MemoryStore):
 
     def lose(self, name: str) -> None:
         """The hold of `name` is gone from the store, as after an eviction. Its holder learns of it as in production, at
-        its next renewal, and LockLost then says "taken". Raises LockNotHeld if nobody holds it."""
+        its next renewal, and LockLost then says "broken". Raises LockNotHeld if nobody holds it."""
         with self._guard:
             held = [key for key in self._keys(name) if self.state(key).holds]
             for key in held:

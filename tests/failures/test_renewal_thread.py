@@ -219,6 +219,31 @@ async def test_a_store_that_threads_cannot_share_is_refused(name: str) -> None:
     assert Redlock(Shared(), renew="thread")(name, renew="thread").name == name
 
 
+@pytest.mark.parametrize("where", ["lock", "synchronized", "client"])
+async def test_a_client_that_learns_its_store_later_refuses_at_the_first_acquire(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was unknown when the lock was made, or the function decorated; or the option is the client's, and the
+    store comes from the environment."""
+    client = Redlock()
+    options: dict[str, Any] = {}
+    if where == "client":
+        client.configure(renew="thread")
+        monkeypatch.setenv("ASYNCLOCK_URLS", "zookeeper://127.0.0.1:1/locks")
+    else:
+        options = {"renew": "thread"}
+    lock = client(name, **options)
+
+    @client.synchronized(name, **options)
+    async def work() -> None: ...
+
+    if where != "client":
+        client.configure(DictStore())
+    with pytest.raises(Unsupported, match="renew='thread' needs a store that threads can share"):
+        await (work() if where == "synchronized" else lock.acquire(timeout=0))
+    await client.aclose()
+
+
 async def test_a_store_with_a_clock_of_its_own_has_no_thread(name: str) -> None:
     """Real time does not pass there. The loop renews, as ever."""
     clock = FakeClock()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from asynclock import ConfigError, Lease, LockLost, LockTimeout, Redlock, Skipped
+from asynclock import ConfigError, Lease, LockLost, LockTimeout, QuorumUnavailable, Redlock, Skipped
+from asynclock.testing import FakeStore
 from tests.support.waiters import IN_VAIN, decided
 
 
@@ -227,6 +228,33 @@ async def test_many_calls_at_once_are_one_run(make: Callable[..., Redlock], name
         await asyncio.gather(*(client.health() for client in clients))
         await asyncio.gather(*(call(client) for client in clients))
         assert outcomes.count(1) == 1
+
+
+@pytest.mark.both_loops("advance reads from the tasks of the loop how far they have run")
+async def test_a_call_of_once_waits_for_the_end_of_an_outage(name: str) -> None:
+    """For `patience` seconds, as `synchronized` does. The patience is that of now, and not of the decoration."""
+    store = FakeStore()
+    client = Redlock(store)
+
+    @client.once(name, within=60)
+    async def work() -> int:
+        return 1
+
+    client.configure(patience=20)
+    async with client:
+        store.down()
+        call = asyncio.create_task(work())
+        await store.advance(10)
+        assert not call.done()
+        store.up()
+        await store.advance(2)
+        assert await call == 1
+        store.down()
+        call = asyncio.create_task(work())
+        await store.advance(25)
+        with pytest.raises(QuorumUnavailable):
+            await call
+        store.up()
 
 
 # -- lead ------------------------------------------------------------------------------------------------------------
