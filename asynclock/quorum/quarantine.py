@@ -48,7 +48,7 @@ def judge(facts: Sequence[Facts | None], now: float, length: float, *, complete:
     known = [each for each in facts if each is not None]
     recent = [now < each.started + length for each in known]
     new = bool(known) and all(recent) and all(each.mark == "" and each.replaced is None for each in known)
-    unmarked = sum(is_recent and each.mark != each.run_id for is_recent, each in zip(recent, known, strict=True))
+    unmarked = sum(is_recent and not each.is_marked for is_recent, each in zip(recent, known, strict=True))
     if complete and new:
         return Ruling((VOTES,) * len(facts), new=True, doubtful=False)
     until = tuple(VOTES if each is None else _until(each, now, length) for each in facts)
@@ -59,7 +59,7 @@ def _until(facts: Facts, now: float, length: float) -> float:
     """When the quarantine of one server ends (rules 1 to 3)."""
     if facts.replaced is not None:
         until = facts.replaced + length
-    elif facts.mark == facts.run_id:
+    elif facts.is_marked:
         until = VOTES
     else:
         until = facts.started + length

@@ -143,6 +143,11 @@ class Facts(NamedTuple):
     started: float  # when the server started, on the client's clock; -math.inf: unknown
     replaced: float | None = None  # when this client found it in place of another server, on the client's clock
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether it has its own mark. A server without a run_id has none."""
+        return self.run_id != "" and self.mark == self.run_id
+
 
 class WaiterView(NamedTuple):
     """A ticket at one node."""

@@ -288,10 +288,10 @@ async def test_nodes_without_a_host_name(name: str) -> None:
 
 
 class Told:
-    """The handler of an acquire: whether its failure leaves in doubt that it was carried out."""
+    """The handler of an op: whether its failure leaves in doubt that it was carried out."""
 
-    def __init__(self, name: str) -> None:
-        self.op = Op(Verb.ACQUIRE, MUTEX, name, "0" * ID_LENGTH, LIMIT)
+    def __init__(self, name: str, verb: Verb = Verb.ACQUIRE) -> None:
+        self.op = Op(verb, MUTEX, name, "0" * ID_LENGTH, LIMIT)
         self.sent, self.deadline = 0.0, math.inf
         self.maybe: list[bool] = []
 
@@ -312,6 +312,33 @@ async def test_an_op_that_goes_to_the_new_master_stays_in_doubt(shared_cluster: 
     node.send(new.op, new)
     await until(lambda: bool(sent_before.maybe and new.maybe))
     assert (sent_before.maybe, new.maybe) == ([True], [False])
+
+
+async def test_a_break_does_not_go_to_the_new_master(shared_cluster: Cluster, name: str) -> None:
+    """Its old master is silent. It may have carried it out, and its replica knows that: a second break would end the
+    hold of the next owner. So it fails, in doubt."""
+    async with Redlock(shared_cluster.url, **PATIENT) as client:
+        await works(client, name)
+        (node,) = nodes_of(client)
+        handler = Told(name, Verb.BREAK)
+        node.replaced([handler])
+        assert handler.maybe == [True]
+
+
+async def test_a_master_that_is_found_as_the_program_cancels_all_tasks(shared_cluster: Cluster, name: str) -> None:
+    """A redirection names it, and the program cancels all tasks of its loop in the same turn, and goes on. The client
+    connects to it."""
+    async with Redlock(shared_cluster.url, **PATIENT) as client:
+        await works(client, name)
+        (node,) = nodes_of(client)
+        shard = without_slots(node)
+        address = shard.address
+        await shard.aclose()
+        node._masters._shards.pop(address, None)  # noqa: SLF001 - as if it was not met yet
+        found = node._masters.at(address)  # noqa: SLF001
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await until(lambda: found.up)
 
 
 async def test_a_master_without_slots_as_its_client_closes(shared_cluster: Cluster) -> None:

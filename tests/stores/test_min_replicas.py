@@ -79,6 +79,20 @@ async def test_a_grant_waits_for_the_replicas(deployment: Deployment, name: str)
         await lease.release()
 
 
+async def test_an_idle_connection_for_the_replicas_that_was_closed(deployment: Deployment, name: str) -> None:
+    """A server with a `timeout` closes connections that are idle, but not those that subscribe. That is no outage: the
+    next try is granted."""
+    async with client_of(deployment, 1, lease=LONG) as client:
+        await works(client, "any")
+        with deployment.master.cli() as cli:
+            asked = [each for each in cli.client_list() if each["cmd"] == "wait"]
+            assert len(asked) == 1
+            cli.client_kill_filter(_id=asked[0]["id"])
+        lease = await client(name).acquire(timeout=0)
+        assert lease is not None
+        await lease.release()
+
+
 async def test_fewer_replicas_are_enough(deployment: Deployment, name: str) -> None:
     """With two replicas and min_replicas=1, one of them may fail."""
     deployment.replicas[0].freeze()

@@ -36,6 +36,8 @@ NEW = Facts("run", "", YOUNG)
         (Facts("run", "", YOUNG, replaced=NOW), NOW + LENGTH),
         (Facts("run", "run", OLD, replaced=NOW - 1.0), NOW + 60.0),  # a replica that was promoted: neither helps
         (Facts("run", "", OLD, replaced=NOW - LENGTH), VOTES),
+        (Facts("", "", YOUNG), NOW + 60.0),  # without a run_id there is no mark
+        (Facts("", "", OLD), VOTES),
         (None, VOTES),
     ],
 )

@@ -27,6 +27,20 @@ def test_an_error_names_no_script(reply: str) -> None:
     assert is_half_done(error) is ("script" in reply)
 
 
+@pytest.mark.parametrize(
+    ("reply", "fault"),
+    [
+        ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", Fault.DOWN),
+        ("NOSCRIPT No matching script. Please use EVAL.", Fault.RESEND),
+        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", Fault.RECONNECT),
+    ],
+)
+def test_an_error_before_the_script_leaves_nothing_in_doubt(reply: str, fault: Fault) -> None:
+    """The server has not begun the script, whatever its error says of scripts."""
+    assert fault_of(ServerError(reply)) is fault
+    assert not is_half_done(ServerError(reply))
+
+
 def test_a_script_that_refuses_is_understood_on_redis_6() -> None:
     """A name that is in use as something else is a ConfigError there, too, and no outage."""
     reply = f"ERR Error running script (call to f_{SHA}): @user_script:46: WRONGTYPE Operation against a key"

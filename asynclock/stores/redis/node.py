@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 _GRANT = Serve.GRANT
+_AGAIN = 0.25  # seconds until the next attempt if the program cancels this one; it may cancel until no task is left
 _FAREWELL = 1.0  # seconds for which a client that closes tries to deliver pending releases
 
 
@@ -100,6 +101,7 @@ class RedisNode:
         self._native: tuple[str, ...] = ()  # the server's own compare-and-delete; (): it has none, or forbids it
         self._connecting: asyncio.Task[None] | None = None
         self._abandoned: asyncio.Task[None] | None = None  # the same, for which a close does not wait any more
+        self._later: asyncio.TimerHandle | None = None  # begins another attempt
         self._met = asyncio.Event()  # the first attempt has succeeded, failed, or waits for credentials for too long
         self._pending, self._backoff = PendingReleases(), Backoff()
         self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._ask)
@@ -236,9 +238,10 @@ class RedisNode:
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
         self._met.set()
-        if task.cancelled():
-            return
-        if error := task.exception():
+        if task.cancelled():  # by a close; or by a program that cancels all tasks of its loop, and goes on
+            if self.state is not NodeState.CLOSED:
+                self._later = task.get_loop().call_later(_AGAIN, self._reconnect)
+        elif error := task.exception():
             log.error("asynclock: connecting to %s failed", self.label, exc_info=error)
         else:
             self._reconnect()  # the connection may have been lost since the last step of the task
@@ -430,6 +433,8 @@ class RedisNode:
         self._rights.stop()
         self._deadlines.cancel()
         self.rtt.stop()
+        if self._later is not None:
+            self._later.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
             self._abandoned = self._connecting

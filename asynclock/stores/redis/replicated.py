@@ -25,6 +25,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from redis.exceptions import ConnectionError as HungUp
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from asynclock._errors import ConfigError
@@ -203,11 +204,21 @@ class Confirmer:
     async def _wait(self, limit: float) -> int:
         """The number of replicas that have all that the server had written by now, after `limit` seconds at most."""
         async with asyncio.timeout(limit + ANSWER_TIMEOUT):
-            beside = await self._connected()
-            commands = ("PUBLISH", channel(""), ""), ("WAIT", str(self._replicas), str(max(1, int(limit * 1000))))
-            await beside.send_packed_command(beside.pack_commands(commands))
-            await beside.read_response(timeout=limit + ANSWER_TIMEOUT)
-            return int(await beside.read_response(timeout=limit + ANSWER_TIMEOUT))
+            known = self._beside is not None and self._beside_of is self._node.up
+            try:
+                return await self._ask(limit)
+            except (HungUp, OSError):
+                if not known:  # else a server closes connections that are idle, but not those that subscribe
+                    raise
+            await self._hang_up()
+            return await self._ask(limit)
+
+    async def _ask(self, limit: float) -> int:
+        beside = await self._connected()
+        commands = ("PUBLISH", channel(""), ""), ("WAIT", str(self._replicas), str(max(1, int(limit * 1000))))
+        await beside.send_packed_command(beside.pack_commands(commands))
+        await beside.read_response(timeout=limit + ANSWER_TIMEOUT)
+        return int(await beside.read_response(timeout=limit + ANSWER_TIMEOUT))
 
     async def _connected(self) -> AbstractConnection:
         """The second connection to the server of the first one."""

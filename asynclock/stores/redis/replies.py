@@ -70,6 +70,7 @@ class Fault(Enum):
 _CODES = {
     "NOSCRIPT": Fault.RESEND,
     "READONLY": Fault.RECONNECT,
+    "MASTERDOWN": Fault.RECONNECT,
     "UNBLOCKED": Fault.RECONNECT,
     "NOAUTH": Fault.CONFIG,
     "WRONGPASS": Fault.CONFIG,
@@ -175,7 +176,7 @@ def fault_of(error: ServerError) -> Fault:
 def is_half_done(error: ServerError) -> bool:
     """Whether a script may have failed after a write. (It detects WRONGTYPE before its first write.)"""
     code = code_of(error)
-    return code != "WRONGTYPE" and (code == "ERR" or "script" in Exception.__str__(error))
+    return code != "WRONGTYPE" and (code == "ERR" or "@user_script" in Exception.__str__(error))
 
 
 def is_about_native_release(error: ServerError) -> bool:

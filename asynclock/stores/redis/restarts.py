@@ -25,6 +25,10 @@ _FOR_NOW = frozenset({"LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERD
 """The codes of a server that answers later. Without its facts it would vote at once, although it may have restarted."""
 
 
+_ROUNDED = 2.0
+"""Seconds by which two looks at the start of a server may differ: it counts whole seconds."""
+
+
 class Dialer(Protocol):
     """A store that connects to one server. The nodes of all event loops share it."""
 
@@ -69,10 +73,12 @@ class Restarts:
         """Read the answers to INFO and to GET of the mark, on a new connection. Raises SameServer."""
         said = fields(info)
         run_id = said.get("run_id", "")
+        started = self._now() - float(said.get("uptime_in_seconds", "inf"))
+        if said and not run_id:
+            self._unchecked = ServerError("INFO shows no run_id")
         self._refuse_double(run_id)
-        if self.facts is not None and self.facts.run_id == run_id and self.facts.replaced == self._replaced(run_id):
-            if mark != run_id.encode():  # the command that set it may have been lost with its connection
-                self.facts = self.facts._replace(mark="")
+        if self._is_known(run_id, started):
+            self._check_mark(mark)
             return
         before, self._dialer.run_id = self._dialer.run_id, run_id or self._dialer.run_id
         if run_id and before not in ("", run_id):
@@ -81,10 +87,22 @@ class Restarts:
             Facts(
                 run_id=run_id,
                 mark=mark.decode(errors="replace") if isinstance(mark, bytes) else "",
-                started=self._now() - float(said.get("uptime_in_seconds", "inf")),
+                started=started,
                 replaced=self._replaced(run_id),
             )
         )
+
+    def _check_mark(self, mark: Any) -> None:
+        """The command that set it may have been lost with its connection."""
+        if self.facts is not None and mark != self.facts.run_id.encode():
+            self.facts = self.facts._replace(mark="")
+
+    def _is_known(self, run_id: str, started: float) -> bool:
+        """Whether this is the server of the last connection, which runs since. Without a run_id the start shows it."""
+        before = self.facts
+        if before is None or before.run_id != run_id or before.replaced != self._replaced(run_id):
+            return False
+        return run_id != "" or started <= before.started + _ROUNDED
 
     def _replaced(self, run_id: str) -> float | None:
         """When this server was found in place of another one; None: it was not."""
@@ -179,13 +197,13 @@ class Restarts:
     def _refuse_double(self, run_id: str) -> None:
         """Raise SameServer if another node of the client has this server: it must not have two votes."""
         label = self._dialer.label
+        for known in [known for known, whose in self._servers.items() if whose == label and known != run_id]:
+            del self._servers[known]  # first: two servers may have swapped their addresses
         other = self._servers.setdefault(run_id, label) if run_id else label
         if other != label:
             raise SameServer(
                 f"{other} and {label} are the same server: name each server once (its databases fail together)"
             )
-        for known in [known for known, whose in self._servers.items() if whose == label and known != run_id]:
-            del self._servers[known]
 
 
 def fields(info: Any) -> dict[str, str]:

@@ -199,7 +199,8 @@ class Rights:
 async def _subscribe(ask: Ask, config: NodeConfig) -> ServerError | None:
     """Subscribe (rule 6 of `node.py`). Returns the server's refusal."""
     try:
-        await ask("HELLO", "3").answer_of()
+        if (spoken := _protocol_of(await ask("HELLO", "3").answer_of())) != 3:  # notices would be taken for replies
+            return ServerError(f"HELLO 3 is answered in protocol {spoken}")
         subscribed = ask("SUBSCRIBE", channel(config.listener.tag))
         published = ask("PUBLISH", channel(""), "")  # does not wait for the reply to the other
         await subscribed.answer_of()
@@ -207,6 +208,12 @@ async def _subscribe(ask: Ask, config: NodeConfig) -> ServerError | None:
     except ServerError as error:
         return error
     return None
+
+
+def _protocol_of(hello: Any) -> object:
+    """The protocol that a server speaks from now on, by its answer to HELLO: a map, or a list of names and values."""
+    fields = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
+    return fields.get(b"proto")
 
 
 async def _publish(ask: Ask) -> ServerError | None:

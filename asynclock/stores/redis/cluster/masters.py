@@ -35,6 +35,7 @@ log = logging.getLogger("asynclock")
 
 _PAUSES = (0.1, 1.0)  # seconds between two questions for the slots while a master is missing: first, and at most
 _LEAST = 0.05  # seconds between two questions for the slots, at least: a cluster may redirect or refuse all ops for now
+_LATER = 0.25  # seconds until it asks again if the program cancels its task; it may cancel until no task is left
 _SILENT = 0.25  # seconds after which the cluster is asked whether a master that does not answer still has its slots
 _GUEST = 30.0  # seconds after its last ASK for which the client stays connected to a node without slots
 _RECENT = 30.0  # seconds for which a redirection is remembered
@@ -101,6 +102,7 @@ class Masters:
         self._again = False  # ask for the slots once more
         self._watching: Timer | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._later: asyncio.TimerHandle | None = None  # looks again
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -146,9 +148,12 @@ class Masters:
     def _looked(self, task: asyncio.Task[None]) -> None:
         self._looking, self._looked_at = None, self._now()
         self.met.set()
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled():  # by a close; or by a program that cancels all tasks of its loop, and goes on
+            if not self._closed:
+                self._later = task.get_loop().call_later(_LATER, self.look)
+        elif error := task.exception():
             log.error("asynclock: reading the slots of %s failed", self._source.label, exc_info=error)
-        elif self._again and not task.cancelled():
+        elif self._again:
             self.look()
 
     async def _follow(self) -> None:
@@ -298,11 +303,15 @@ class Masters:
             if self._closed:  # a redirection that came as the client closed
                 shard.abort()
             else:
-                self._run_in_background(self._open(shard))
+                asyncio.get_running_loop().call_soon(self._begin, shard)  # the caller chooses its keys first
         return shard
 
+    def _begin(self, shard: Shard) -> None:
+        if not self._closed:
+            shard.begin()  # not in the task, which the program may cancel before its first step
+            self._run_in_background(self._open(shard))
+
     async def _open(self, shard: Shard) -> None:
-        await asyncio.sleep(0)  # the caller chooses its keys first
         await shard.open()
         self._owner.ready(shard)
 
@@ -335,8 +344,9 @@ class Masters:
     def _stop(self) -> list[asyncio.Task[Any]]:
         """End what runs in the background. Returns the tasks that are cancelled."""
         self._closed = True
-        if self._watching is not None:
-            self._watching.cancel()
+        for timer in (self._watching, self._later):
+            if timer is not None:
+                timer.cancel()
         tasks = [*self._background, *([self._looking] if self._looking is not None else [])]
         for task in tasks:
             task.cancel()

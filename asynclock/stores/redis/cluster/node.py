@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock._options import BROKEN_BY
 from asynclock.events import NodeDown, NodeUp, Quarantined, QuarantineEnded
-from asynclock.rules.model import RELEASE
+from asynclock.rules.model import BREAK, RELEASE
 from asynclock.stores.port import Checked, Facts, SameServer
 from asynclock.stores.redis.cluster.masters import Masters, Source
 from asynclock.stores.redis.cluster.parked import Parked
@@ -152,10 +152,11 @@ class ClusterNode:
 
     def replaced(self, handlers: Sequence[ReplyHandler]) -> None:
         """Their master is silent and has lost its slots: the new one gets these ops. Each of them is harmless if it is
-        carried out twice, and the old master forgets what it still does."""
+        carried out twice, and the old master forgets what it still does. But a second break would break the next
+        hold."""
         error, slots = ConnectionError(f"{self.label}: its master was replaced"), set[int]()
         for handler in handlers:
-            if handler.op.revoked:
+            if handler.op.revoked or handler.op.verb is BREAK:
                 handler.fail(self.index, error, maybe=True)
             else:
                 slots.add(slot := slot_of(self._prefix, handler.op.name))

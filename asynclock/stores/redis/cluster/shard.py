@@ -103,6 +103,10 @@ class Shard(RedisNode):
         # Another master had its slots before, so there may be holds of any id that a release names.
         self._lost_at = self.found_at = self.clock.now()
 
+    def begin(self) -> None:
+        """Begin to connect."""
+        self._reconnect()
+
     @property
     def connecting(self) -> bool:
         """Whether its first attempt to connect is under way."""

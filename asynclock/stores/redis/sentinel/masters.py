@@ -209,12 +209,18 @@ async def _answers(connection: AbstractConnection, *commands: tuple[str, ...]) -
 
 class Watch:
     """Listens to all sentinels of one node. `left` is called with the addresses of the old and of the new master when a
-    sentinel has switched, and `named` with the master that a sentinel names, after each switch and each connect."""
+    sentinel has switched, and `named` with the master that a sentinel names, after each switch and each connect. A
+    sentinel may take `within` seconds to connect, and to answer."""
 
     def __init__(
-        self, sentinels: Sentinels, left: Callable[[Address, Address], object], named: Callable[[Master], object]
+        self,
+        sentinels: Sentinels,
+        left: Callable[[Address, Address], object],
+        named: Callable[[Master], object],
+        within: float,
     ) -> None:
         self._sentinels = sentinels
+        self._within = within
         self._left = left
         self._named = named
         self._tasks: set[asyncio.Task[None]] = set()
@@ -263,11 +269,11 @@ class Watch:
 
     async def _listen(self, endpoint: Endpoint, connection: AbstractConnection) -> None:
         """Returns or raises once the connection is lost."""
-        async with asyncio.timeout(_LIMIT):
+        async with asyncio.timeout(self._within):
             await connection.connect()  # type: ignore[no-untyped-call]
             await connection.send_command("SUBSCRIBE", "+switch-master")
             await connection.read_response()
-        self._named(await self._sentinels.ask(endpoint))  # a switch before the subscription
+        self._named(await self._sentinels.ask(endpoint, self._within))  # a switch before the subscription
         asked = False
         while True:
             reconnect.raise_if_cancelled()
@@ -285,4 +291,4 @@ class Watch:
         if len(words) == 5 and words[0] == self._sentinels.name:
             with contextlib.suppress(ValueError):
                 self._left((words[1], int(words[2])), (words[3], int(words[4])))
-            self._named(await self._sentinels.ask(endpoint))
+            self._named(await self._sentinels.ask(endpoint, self._within))

@@ -81,7 +81,7 @@ class SentinelNode(RedisNode):
         self._managed = store
         self._sentinels = sentinels
         self._backoff: _Backoff = _Backoff()
-        self._news = Watch(sentinels, self._switched, self._named)
+        self._news = Watch(sentinels, self._switched, self._named, config.connect_timeout)
         self._master: Master | None = None  # of the connection, or of the attempt
         self._epoch = "", -1  # the run_id of the last master, and the greatest epoch in which sentinels named it
         self._left: dict[Address, float] = {}  # rule 3: until when
@@ -176,8 +176,11 @@ class SentinelNode(RedisNode):
         if known == run_id and master.epoch <= epoch:
             return
         self._epoch = run_id, master.epoch
-        if master.epoch == 0 or (known != run_id and self._managed.replaced[0] == run_id):
+        if master.epoch == 0:
             return
+        noted, when = self._managed.replaced  # perhaps by another event loop
         since = self.clock.now() - min(master.age, uptime)
+        if noted == run_id:
+            since = max(since, when)
         if quarantine(Facts(run_id, "", -math.inf, since)) > self.clock.now():
             self._managed.replaced = run_id, since
