@@ -203,7 +203,7 @@ async def test_a_failed_release_says_what_each_node_said(servers: Servers, name:
             server.thaw()
     (event,) = seen.of(ReleaseFailed)
     named = sum(f"{server.url} did not answer within" in event.error for server in silent)
-    assert named >= 2  # with the first node these are the majority; the third may be overdue in the next turn of the loop
+    assert named >= 2  # with the first node these are the majority: the third may be overdue a turn later
     assert up.url not in event.error
     assert "not asked" not in event.error
     assert (f"{gone.url} has been silent for" in event.error) is not again
