@@ -76,8 +76,6 @@ class Lost(LockEvent):
     """expired, taken, broken, max_hold or closed: LockLost.reason."""
     held_for: float
     """Seconds from the grant to the loss."""
-    after_release: bool = False
-    """Its release found that out: `Released` was emitted for it before."""
 
 
 @dataclass(frozen=True, slots=True)

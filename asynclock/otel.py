@@ -291,8 +291,7 @@ class Instruments:
     def _was_lost(self, event: Lost) -> None:
         of = self._of(event)
         self._lost.add(of["kind"], of["label"], event.reason)
-        if not event.after_release:  # else it was recorded as released
-            self._hold.record(event.held_for, of)
+        self._hold.record(event.held_for, of)
 
     def _was_renewed(self, event: Renewed) -> None:
         of = self._of(event)
@@ -353,7 +352,7 @@ class Spans:
                 self._span("acquire", event, event.waited, failed, {"asynclock.outcome": outcome})
             case Released() | Detached():
                 self._span("hold", event, event.held_for, "", {})
-            case Lost(after_release=False):
+            case Lost():
                 self._span("hold", event, event.held_for, f"lost: {event.reason}", {"asynclock.reason": event.reason})
 
     def _span(self, what: str, event: LockEvent, seconds: float, failed: str, more: dict[str, str]) -> None:

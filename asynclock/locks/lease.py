@@ -337,7 +337,7 @@ def _check_released(tenure: Tenure, ballot: Ballot) -> None:
     session = session_of(tenure)
     if ballot.no > ballot.nodes // 2:
         error = tenure.hold.lost_error(ballot.loss_reason(), ballot)
-        session.tell_lost(tenure.terms, error.reason, tenure.held_for, lambda: error, after_release=True)
+        session.tell_lost(tenure.terms, error.reason, tenure.held_for, lambda: error)
         raise error
     if ballot.outcome is UNREACHABLE and not ballot.carried_out:
         session.not_released(ballot, tenure.terms)

@@ -238,22 +238,14 @@ class Session:
         if self.observers.active:
             self.observers.tell(event)
 
-    def tell_lost(
-        self,
-        terms: Terms,
-        reason: Reason,
-        held_for: float,
-        why: Callable[[], object],
-        *,
-        after_release: bool = False,
-    ) -> None:
+    def tell_lost(self, terms: Terms, reason: Reason, held_for: float, why: Callable[[], object]) -> None:
         """A lease was lost. `why` makes the error that says so, if it is logged. A client that closes ends its leases
         on purpose: that is no warning."""
         if self.forked:
             return
         level = logging.INFO if reason == "closed" else logging.WARNING
         if (logged := self.journal.admits(Lost, level)) or self.observers.active:
-            event = Lost(*terms.described, reason, held_for, after_release)
+            event = Lost(*terms.described, reason, held_for)
             if logged:
                 in_context(terms, write, event, level, str(why()))
             in_context(terms, self.observers.tell, event)

@@ -250,7 +250,7 @@ async def test_a_release_that_finds_the_lock_taken_tells_the_loss(make: Callable
     assert caught.value.reason == "broken"
     assert seen.named() == ["Released", "Lost"]
     (event,) = seen.of(Lost)
-    assert (event.name, event.label, event.reason, event.after_release) == (name, "x", "broken", True)
+    assert (event.name, event.label, event.reason) == (name, "x", "broken")
 
 
 async def test_a_client_that_closes_tells_what_it_loses(make: Callable[..., Redlock], name: str) -> None:
