@@ -43,9 +43,10 @@ def try_elsewhere(
 
 def block_until(true: Callable[[], object]) -> None:
     """Block this thread until it is true."""
-    tick = threading.Event()
+    tick, pause = threading.Event(), 0.001
     while not true():
-        tick.wait(0.001)
+        tick.wait(pause)
+        pause = min(1.01 * pause, 0.01)
 
 
 def callbacks_due() -> int:

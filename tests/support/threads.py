@@ -20,4 +20,4 @@ def until(true: Callable[[], object]) -> None:
     end = time.monotonic() + LIMIT
     while not true():
         assert time.monotonic() < end
-        time.sleep(0.01)
+        time.sleep(0.02)

@@ -498,7 +498,7 @@ async def test_what_fails_each_request_fails_the_start(of_client: dict[str, Any]
     as kind may refuse what a function as name returns: only a request knows that name.)"""
     answered = 0
     for kind, names, options in product(KINDS, NAMES, OPTIONS):
-        if callable(kind) and callable(names[-1]) and of_client:
+        if of_client and (callable(kind) or len(names) > 1):  # what a client changes does not depend on these
             continue
         async with AsyncExitStack() as stack:
             try:
@@ -510,4 +510,4 @@ async def test_what_fails_each_request_fails_the_start(of_client: dict[str, Any]
             answer = await web.post("/orders/7")  # raises what the app raises
             assert answer.status_code == 200, (kind, names, options)
             answered += 1
-    assert answered > 100
+    assert answered > (20 if of_client else 100)

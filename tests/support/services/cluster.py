@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], Any], what: str, limit: float = _LIMIT) -
                 return found
         except (redis.RedisError, OSError) as error:
             last = error
-        time.sleep(0.01)
+        time.sleep(0.02)
     raise TimeoutError(f"not within {limit} s: {what}") from last
 
 

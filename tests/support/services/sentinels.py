@@ -82,7 +82,7 @@ def wait(check: Callable[[], object], what: str, limit: float = _LIMIT) -> None:
         except (redis.RedisError, OSError):
             pass
         assert time.monotonic() < deadline, f"{what}: not within {limit:g} s"
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
 def start_server(port: int) -> Part:
