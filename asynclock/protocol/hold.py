@@ -373,9 +373,9 @@ class Hold:
 
     def _pass_on(self, tenure: Tenure, waiter: LocalWaiter | None) -> bool:
         """Pass it on to that waiter, if the hold may still be passed on and the waiter has the same settings. Returns
-        whether it did."""
+        whether it did. A hold that an operator broke may be another client's by now."""
         settings, now = tenure.terms.settings, self.core.clock.now()
-        if waiter is None or tenure.done_for or now >= tenure.until:
+        if waiter is None or tenure.done_for or now >= tenure.until or self._broken is not None:
             return False
         if not same_terms(settings, waiter.acquisition.terms.settings):
             return False
