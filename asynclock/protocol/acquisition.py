@@ -523,8 +523,8 @@ class Acquisition(Claim):
         return heard.nodes.bit_count() > len(self._core.quorum.nodes) // 2
 
     def notified(self, index: int, notice: Notice) -> None:
-        """Node `index` has sent a notice: the ticket became the hold (`fence`), or the name is free, or it will be
-        (`left`). While a round is under way it is kept for later."""
+        """Node `index` has sent a notice: the ticket became the hold (`fence`), or that hold has ended (`broken`,
+        `expired`), or the name is free, or it will be (`left`). While a round is under way it is kept for later."""
         state, heard = self.state, self._heard or Heard()
         self._heard, first = heard, not heard.nodes
         self._continues_batch = self._continues_batch or notice.continue_batch
@@ -534,6 +534,8 @@ class Acquisition(Claim):
                 self._rounds.grant(notice.number, notice.fence)
         elif free_now:
             heard.nodes |= 1 << index
+            if self._rounds is not None and (notice.broken or notice.expired):
+                self._rounds.drop_grant()
         else:
             heard.free_at = self._core.clock.now() + notice.left
         if not isinstance(state, Pausing):

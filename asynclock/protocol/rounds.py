@@ -132,6 +132,10 @@ class Ticket:
         """A notice says that the sending of that number became the hold, with the fences up to `top`."""
         self._granted = number, top
 
+    def drop_grant(self) -> None:
+        """A later notice says that the hold has ended."""
+        self._granted = None
+
     @property
     def granted(self) -> bool:
         """Whether such a notice has come, and `take_grant` was not called since."""
@@ -282,6 +286,9 @@ class Rounds:
         """A notice says that the sending of that number became the hold, with the fences up to `top`. Over N nodes the
         notice of one node decides nothing."""
 
+    def drop_grant(self) -> None:
+        """A notice says that the hold of its id has ended: a grant that was not taken yet is void."""
+
     def take_grant(self) -> tuple[Ballot, int] | None:
         """The ballot that a notice has won, and its token; None: there is none, or its ticket was sent too long ago."""
         return None
@@ -398,6 +405,10 @@ class RoundsAtOne(Rounds):
     def grant(self, number: int, top: int) -> None:
         if self.ticket is not None:
             self.ticket.grant(number, top)
+
+    def drop_grant(self) -> None:
+        if self.ticket is not None:
+            self.ticket.drop_grant()
 
     def take_grant(self) -> tuple[Ballot, int] | None:
         grant = self.ticket.take_grant() if self.ticket is not None else None
