@@ -383,8 +383,8 @@ class RoundsAtOne(Rounds):
         owner the holder all the same, and the next poll finds that."""
         core, terms = self._core, self._terms
         serve, fair, lease = core.quorum.serve, terms.kind.fair, terms.settings.lease
-        if not listens:  # let it enter only in queue order, since its release may not notify the waiters before it
-            fair, lease = True, min(lease, POLLED / FRESH)
+        if not listens:  # a mutex enters only in queue order, since its release may not notify the waiters before it
+            fair, lease = fair or not terms.kind.shared or bool(terms.kind.parts), min(lease, POLLED / FRESH)
         if self.ticket is None and not self._order and not behind:
             return first_ticket(serve, fair, min(lease * FRESH, terms.timeout or math.inf))
         if self.ticket is None:

@@ -323,7 +323,7 @@ class Queueing:
     it."""
 
     serve: Serve = Serve.NOBODY
-    fair: bool = False  # acquire: enter only as the first of the queue, unless it heals
+    fair: bool = False  # acquire of a mutex, or of several names: enter a mutex only as the first of its queue
     span: int = 1  # the number of fences to take; 0, of a ticket: it is woken, and never becomes the holder
     waiter: str = ""  # the id of the ticket; "": the id of the op; adopt: the id of the hold; break: who breaks it
     number: int = 0  # how often the ticket was sent, from 1; 0: leave no ticket

@@ -1,6 +1,6 @@
 """Many readers or one writer per name. A writer that waits holds back the readers that come after it; a release admits
 as many waiters from the head of the queue as can hold together. A writer that finds the name free enters before the
-tickets of the queue, unless its op asks for queue order (`Queueing.fair`).
+tickets of the queue.
 
 After Courtois, Heymans and Parnas, "Concurrent Control with Readers and Writers" (CACM 14, 1971), second problem, with
 a lease for each reader: a reader that dies blocks the writers until its lease ends, and no longer.

@@ -115,7 +115,8 @@ class JointDecision:
         own = part.named(id or op.id, waits=bool(id) and id == op.queueing.waiter)
         waiter = part.named(ticket.waiter, waits=True)
         mine = Op(verb, part.kind, part.name, own, op.lease, fence, op.memory, op.rest, tombstone=op.tombstone)
-        mine.queueing = replace(ticket, fair=part.kind.fair, waiter=waiter)
+        fair = part.kind.fair or (op.queueing.fair and not part.kind.shared)
+        mine.queueing = replace(ticket, fair=fair, waiter=waiter)
         reply = decide(part.kind, self.states[index], mine, self._now, self._has_listener)
         self.states[index] = reply.state
         self.notices += reply.notices

@@ -167,7 +167,8 @@ def _queueing(ask: Ask, world: World, parts: Sequence[Part], met: Sequence[State
     if ask.keeps:
         random = (waiter or (IDS[who] if who >= 0 else ""))[:ID_LENGTH]
         order = next((each.order for state in met for each in state.queue if each.id.startswith(random)), order)
-    fair = not several and (kind.fair or (ask.fair and kind.mode in ("", "r.")))  # no other op asks to be fair
+    asks = ask.fair and ask.serve != Serve.NOBODY if several else ask.fair and kind.mode in ("", "r.")
+    fair = asks or (kind.fair and not several)  # no other op asks to be fair
     fresh = min(ask.fresh, ask.lease) / 1000
     return Queueing(ask.serve, fair, ask.span, waiter, number, fresh, order, ask.contended, ask.tasks)
 
@@ -359,7 +360,7 @@ def several(count: int) -> st.SearchStrategy[Step]:
     """At some or all of so many names together."""
     names = st.lists(st.integers(0, count - 1), min_size=1, max_size=count, unique=True).map(tuple)
     ask = partial(st.builds, Act, memory=memories, lease=lengths, who=any_id, names=names, **queueing)
-    acquires = ask(st.just(Verb.ACQUIRE), clock=clocks, number=numbers)
+    acquires = ask(st.just(Verb.ACQUIRE), clock=clocks, number=numbers, fair=st.booleans())
     back = st.sampled_from([0, 0, 1, 2])
     rest = st.one_of(st.just(0), or_none)
     releases = ask(st.just(Verb.RELEASE), token=tokens, rest=rest, tombstone=st.booleans(), number=back)

@@ -5,8 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from asynclock._options import LockSettings
+from asynclock.locks.multi import Multi
+from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.rounds import Ticket, Tickets
-from asynclock.rules.model import Serve
+from asynclock.protocol.terms import Terms
+from asynclock.rules.model import Kind, Part, Serve
+from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.rules.rwlock import READ, WRITE
+from asynclock.rules.semaphore import Semaphore
+from spec.machine import Task
+from tests.support.stepped_quorum import NAME, clients_over
 
 
 def test_an_undo_puts_the_ticket_back_as_it_was() -> None:
@@ -59,3 +70,25 @@ def test_a_single_node_grants_to_a_waiter_of_the_client_that_closes() -> None:
     tickets.add("a1", owner_of("a"))
     tickets.close()
     assert tickets.serve_at("a", Serve.GRANT) is Serve.GRANT
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_order"),
+    [
+        (MUTEX, True),
+        (FAIR, True),
+        (Multi([Part("a", MUTEX), Part("b", WRITE)]), True),  # for its mutexes
+        (WRITE, False),
+        (READ, False),  # by its kind, in any case
+        (Semaphore(2), False),
+    ],
+    ids=["mutex", "fair", "multi", "write", "read", "semaphore"],
+)
+def test_a_client_that_polls_asks_for_queue_order_where_its_kind_knows_it(kind: Kind, in_order: bool) -> None:
+    """Its release may notify nobody, so a mutex does not overtake. A semaphore and a writer have no such rule on Redis,
+    and no store gets an op that says otherwise."""
+    client, _, _ = clients_over(1)
+    client.nodes[0].listens = False
+    Acquisition(client.machine, Terms(NAME, kind, LockSettings(lease=30.0), Task(), None)).start()  # type: ignore[arg-type]
+    ((op, _),) = client.nodes[0].sent
+    assert op.queueing.fair is in_order
