@@ -345,20 +345,27 @@ class Acquisition(Claim):
             refused, slot = refused or planner.refused is not None, planner.take_slot()
             self._heard = None
         behind = queue.waiting if queue is not None else 0
-        ballot = rounds.send(self._give_up, refused, probe, behind, slot)
+        core, ends = self._core, self._give_up
+        if self.asked_late:
+            ends = self._late_end(core.clock.now(), core.within(self.terms.settings))
+        ballot = rounds.send(self._give_up, ends, refused, probe, behind, slot)
         self._await(Asking(ballot))
+
+    def _late_end(self, sent: float, within: float) -> float:
+        """When to stop waiting for a late question: after the time that a last answer may take. It was sent at `sent`,
+        and each node has `within` seconds."""
+        return sent - answer_from(0.0, self.terms.timeout, within)  # which is minus that time
 
     def _await(self, state: Asking) -> None:
         """Also limit the round: it ends when the caller's time ends, or when the patience for an outage ends if that is
-        earlier. A late question ends after the time that a last answer may take."""
+        earlier. A late question has a time of its own (`_late_end`)."""
         self._enter(state)
         ballot, clock, timeout = state.ballot, self._core.clock, self.terms.timeout
         patience_ends = math.inf if self.planner is None else self.planner.patience_ends
         if patience_ends < self._give_up:
             state.timer = clock.call_at(patience_ends, self._expire)
         elif self._give_up < math.inf:
-            # answer_from(0.0, ...) is minus the time that a last answer may take.
-            late = ballot.sent - answer_from(0.0, timeout, ballot.deadline - ballot.sent)
+            late = self._late_end(ballot.sent, ballot.deadline - ballot.sent)
             state.timer = clock.call_at(late if self.asked_late else self._give_up, self._time_up)
         elif ballot.deferred is not None and timeout is not None:
             state.timer = clock.call_at(ballot.deadline, self._expire_deferred)

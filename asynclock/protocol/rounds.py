@@ -261,10 +261,12 @@ class Rounds:
 
     # -- sending -------------------------------------------------------------------------------------------------
 
-    def send(self, give_up: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
+    def send(self, give_up: float, ends: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
         """Ask for the hold. With `probe`, over N nodes and for one name, only renew the ticket, and ask whether its
-        owner can enter. `refused`: a majority has refused before; `behind`: so many tasks of this process wait behind
-        this one; `slot`: the one to ask for over N nodes, of a kind that has slots; None: any."""
+        owner can enter. `give_up`: when the time of its owner ends, and with it the ticket; `ends`: when its owner
+        stops waiting for this round, which is later if it asks late; `refused`: a majority has refused before;
+        `behind`: so many tasks of this process wait behind this one; `slot`: the one to ask for over N nodes, of a kind
+        that has slots; None: any."""
         raise NotImplementedError
 
     def _span_for_queue(self) -> int:
@@ -334,7 +336,7 @@ class RoundsAtOne(Rounds):
 
     __slots__ = ()
 
-    def send(self, give_up: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
+    def send(self, give_up: float, ends: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
         del slot  # the node chooses it
         core, terms, quorum = self._core, self._terms, self._core.quorum
         settings, listens = terms.settings, quorum.nodes[0].listens
@@ -367,7 +369,7 @@ class RoundsAtOne(Rounds):
             core.within(settings),
             on_settled=self._owner.settled,
             at_once=at_once,
-            gives_up=give_up,
+            gives_up=ends,
         )
         return self.ballot
 
@@ -447,7 +449,7 @@ class RoundsAtMany(Rounds):
         super().__init__(core, tickets, terms, owner)
         self._since = 0.0  # when the first ticket was made
 
-    def send(self, give_up: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
+    def send(self, give_up: float, ends: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
         core, terms, quorum = self._core, self._terms, self._core.quorum
         settings, kind, seed = terms.settings, terms.kind, int(core.clock.wall() * 1_000_000)
         self._span = self._span_for_queue() if behind else 1
@@ -475,7 +477,7 @@ class RoundsAtMany(Rounds):
             everyone=renewal and certain,  # a first probe does not wait for unresponsive nodes
             certain=certain,
             at_once=refused and not probe,  # the name may be free for a moment only
-            gives_up=give_up,
+            gives_up=ends,
         )
         return self.ballot
 

@@ -22,7 +22,7 @@ from asynclock.stores.backlog import LONGEST, SLICE
 from asynclock.stores.transactional import State, Step
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import backlog_of, nodes_of, undelivered_by
-from tests.support.still_clock import forgotten, turns
+from tests.support.still_clock import forgotten, idle, turns
 from tests.support.user_store import DictStore, state_of
 from tests.support.waiters import LIMIT, LONG, SHORT, until
 
@@ -239,6 +239,23 @@ async def test_f5_an_acquire_does_not_begin_if_its_caller_would_not_see_the_answ
             clock.advance(1.25)
         async with asyncio.timeout(LIMIT):
             assert await asking
+
+
+async def test_f5_a_last_question_of_a_blocked_loop_waits_for_its_turn(name: str) -> None:
+    """The time of its caller is over, and another op is under way. It begins once that has ended, and the caller learns
+    that the name is held."""
+    clock = FakeClock()
+    store = Gated(clock)
+    async with patient(store) as holder, patient(store) as client:
+        lease = await holder(name).acquire(timeout=None)
+        asking = asyncio.create_task(client(name).acquire(timeout=3.0))
+        await until(lambda: idle(client))
+        async with store.busy(client):
+            clock.block(10.0)
+            clock.advance(0.0)
+            await waiting(client, 1)
+        assert await asyncio.wait_for(asking, LIMIT) is None
+        await lease.release()
 
 
 async def test_f5_a_renewal_that_waits_is_not_asked_for_again(name: str) -> None:
