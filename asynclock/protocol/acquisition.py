@@ -287,11 +287,16 @@ class Acquisition(Claim):
             self._yields = True
 
     def _queue_locally(self) -> None:
-        """Wait in the local queue. Raises ConfigError."""
+        """Wait in the local queue; if its time is over, for the next answer, and for as long as that may take. Raises
+        ConfigError."""
         machine, name = self._machine, self.terms.name
         machine.check_kind(name, self.terms.kind)
         queue = self._queue = machine.queues.of(name)
         self.terms.mark_waiting()
+        if self.asked_late:
+            within = self._core.within(self.terms.settings)
+            late_by = self._core.clock.now() - answer_from(self._give_up, self.terms.timeout, within, queue.rtt)
+            self._give_up, self._late_by = self._give_up + late_by, self._late_by + late_by
         self._enter(Queued(LocalWaiter(self, queue, self._core, self._give_up)))
 
     def turn_to_ask(self, outage: LockError | None, patience_ends: float) -> None:
@@ -316,8 +321,7 @@ class Acquisition(Claim):
             if waiter.check_knows_enough(again=not self.asked_late):
                 self._refuse()
             else:
-                late_by = self._core.clock.now() - waiter.answer_from
-                self._give_up, self._late_by, self.asked_late = self._give_up + late_by, late_by, True
+                self.asked_late = True
                 self._queue_locally()
         except BaseException as error:
             self._failed(error)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,13 +13,11 @@ from asynclock import LockTimeout, QuorumUnavailable, Redlock
 from asynclock.events import NodeDown
 from asynclock.protocol import local_queue
 from asynclock.protocol.acquisition import Acquisition
-from asynclock.rules.model import Op
-from asynclock.stores.port import Grant, Refused, Undone
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import acquisitions_of, nodes_of
 from tests.support.servers import Server
-from tests.support.still_clock import Memory, Still, idle, turns
+from tests.support.still_clock import Far, Still, idle, turns
 from tests.support.told import told
 from tests.support.waiters import LIMIT, LONG, until, urls_of
 from tests.support.waiting_probes import late_waiters_of
@@ -28,18 +25,6 @@ from tests.support.waiting_probes import late_waiters_of
 both = pytest.mark.parametrize("nodes", [1, 5])
 RTT = 0.08
 """Seconds between a question and its answer, to servers on another continent."""
-
-
-class Far(Memory):
-    """A memory store whose answers take `rtt` seconds."""
-
-    rtt = 0.0
-
-    def decide(self, key: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]) -> None:
-        if self.rtt:
-            self._time.call_at(self._time.now() + self.rtt, partial(super().decide, key, op, answer))
-        else:
-            super().decide(key, op, answer)
 
 
 @both

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -47,6 +48,18 @@ class Memory(MemoryStore):
     def decide(self, key: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]) -> None:
         self.asked.append((op.verb, self._time.now()))
         super().decide(key, op, answer)
+
+
+class Far(Memory):
+    """A memory store whose answers take `rtt` seconds."""
+
+    rtt = 0.0
+
+    def decide(self, key: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]) -> None:
+        if self.rtt:
+            self._time.call_at(self._time.now() + self.rtt, partial(super().decide, key, op, answer))
+        else:
+            super().decide(key, op, answer)
 
 
 class Still:

@@ -10,8 +10,8 @@ import pytest
 
 from asynclock import LockLost, Redlock
 from tests.support.probes import acquisitions_of, after_grant, hold_of, left_over, session_of
-from tests.support.still_clock import Still, idle, turns
-from tests.support.waiters import LIMIT, until
+from tests.support.still_clock import Far, Still, idle, turns
+from tests.support.waiters import LIMIT, LONG, until
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 
@@ -37,6 +37,38 @@ async def test_a_hold_that_is_lost_before_its_task_wakes_is_not_returned(name: s
         assert got.held
         assert hold_of(got) is not lost[0]
         await got.release()
+
+
+async def test_a_last_question_behind_another_task_waits_for_its_answer(name: str) -> None:
+    """The hold is lost before its task wakes, and the loop is blocked until the time of that task is over. The next
+    task of its process asks a server that is far. Its answer serves both: the name is held, and that is no outage."""
+    still = Still(1, name)
+    far = Far(still.clock)
+    still.stores = [far]
+    async with still.held(lease=LONG) as (_, lease), still.client(lease=LONG) as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=3.0))
+        await until(lambda: idle(other))
+        (acquires,) = acquisitions_of(other)
+        behind = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns()
+
+        def lose() -> None:
+            far.rtt = 0.2
+            for hold in session_of(other).machine.holds.of(name):
+                hold.lose("taken")
+            still.clock.block(0.1)
+
+        after_grant(acquires, lose)
+        still.clock.advance(2.95)
+        await until(lambda: idle(other))
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            while not (waiting.done() and behind.done()):
+                still.clock.advance(0.05)
+                await turns()
+        assert await waiting is None
+        far.rtt = 0.0
+        await (await behind).release()
 
 
 @both
