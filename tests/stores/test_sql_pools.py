@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from asynclock import QuorumUnavailable, Redlock
+from asynclock import LockLost, QuorumUnavailable, Redlock
 from asynclock.stores.sql import SQLStore, lines, pool, push, single
 from asynclock.stores.sql.engines import CONNECTIONS, url_of
 from tests.support.commands import examined
@@ -20,7 +20,7 @@ from tests.support.operators import Operated
 from tests.support.probes import undelivered_by
 from tests.support.proxy import TcpProxy
 from tests.support.services.postgresql import pgbouncer
-from tests.support.sql_states import database_of, idle_lines_of
+from tests.support.sql_states import database_of, idle_lines_of, read_rows
 from tests.support.waiters import LIMIT, LONG, healthy, until
 
 OPTIONS: dict[str, Any] = {"lease": LONG, "node_timeout": 5.0, "connect_timeout": 2.0, "patience": LIMIT}
@@ -132,6 +132,41 @@ async def test_f26_a_waiter_is_woken_although_its_client_ceases_to_listen(
                 assert await waiting
             await engine.dispose()
             await until(lambda: database_of(store).pushes)
+
+
+async def test_f26_a_holder_learns_at_once_of_a_break_although_its_client_ceases_to_listen(
+    postgresql_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at its next renewal only. Also where it has acquired after that."""
+    monkeypatch.setattr(push, "_ROOM", 0.2)
+    monkeypatch.setattr(push, "_PAUSES", (LONG, LONG))  # it does not listen again
+    options = {**OPTIONS, "lease": 180, "max_lease": 180}
+    with pgbouncer(postgresql_url, "session", 3) as url:
+        store, theirs = its(url, name), its(postgresql_url, name)
+        async with (
+            asyncio.timeout(2 * LIMIT),
+            Redlock(theirs, **options) as other,
+            Redlock(store, **options) as client,
+        ):
+            await until(lambda: database_of(store).pushes)  # on a busy machine the first try may be late
+            before = await client(name).acquire(timeout=None)
+            acquired = (await read_rows(theirs, [name]))[0][name].expires_at or 0.0
+            engine = create_async_engine(url_of(url))
+            async with engine.connect() as taken:
+                await taken.exec_driver_sql("SELECT 1")
+                await until(lambda: not database_of(store).pushes)
+                async with asyncio.timeout(LIMIT):  # the client has reconnected, and has renewed its hold
+                    while ((await read_rows(theirs, [name]))[0][name].expires_at or 0.0) <= acquired:
+                        await asyncio.sleep(0.01)
+                after = await client(f"{name}:after").acquire(timeout=None)
+                for lease in (before, after):
+                    assert await other.break_lock(lease.name)
+                    async with asyncio.timeout(LIMIT):  # the next renewal is later
+                        assert await lease.wait_lost()
+                    with pytest.raises(LockLost) as caught:
+                        lease.ensure_held()
+                    assert caught.value.reason == "broken"
+            await engine.dispose()
 
 
 async def test_f26_fewer_connections_than_clients(postgresql_url: str, name: str) -> None:

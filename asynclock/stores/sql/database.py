@@ -441,6 +441,11 @@ class Database:
         """The tags of the clients of this loop that look for their notices."""
         return () if self._inbox is None or self.pushes else self._inbox.tags
 
+    def writes_looks(self, op: Op) -> bool:
+        """Whether the row must say that a client of this loop looks for its notices: a holder that ceased to listen
+        would learn at its next renewal only that its hold was broken. A single statement cannot write that."""
+        return self.dialect.mixes and bool(self.looking) and op.verb in (Verb.ACQUIRE, Verb.EXTEND)
+
     async def _send(self, line: Line, notice: Notice, now: float, looks: Collection[str]) -> None:
         """Send a notice to another client, in the transaction of the op. A message comes out of PostgreSQL only with
         its commit, and takes a lock of the whole database there: clients of this loop need none."""

@@ -124,9 +124,10 @@ class SQLStore(TransactionalStore):
         doubtful = op.verb is RELEASE and op.id in self._doubtful
         if database.batches is None and op.verb is not PEEK:
             database.check_text(keys, op)
-            if database.singles is not None and not doubtful and (single := single_of(keys[0], op)) is not None:
+            singles = None if doubtful or database.writes_looks(op) else database.singles
+            if singles is not None and (single := single_of(keys[0], op)) is not None:
                 statement = _Statement(self, database, keys)
-                begun = database.singles.add(*single, statement.told)
+                begun = singles.add(*single, statement.told)
                 statement.op = copy_of(op)  # while the server works
                 return begun, statement.votes
         asked = copy_of(op)
