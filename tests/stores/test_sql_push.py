@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -16,6 +17,7 @@ from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.listening import Listening
 from asynclock.stores.sql.rows import looks_of
 from tests.support.operators import Operated
+from tests.support.proxy import TcpProxy
 from tests.support.services.postgresql import pgbouncer
 from tests.support.sql_states import administered, database_of, listening_pid, read_rows
 from tests.support.waiters import LIMIT, healthy, until
@@ -24,6 +26,9 @@ SOON = 10.0
 """Seconds that are less than a third of a lease, after which a waiter asks by itself."""
 
 LEASE = 60.0
+
+SLOWLY = 1.4
+"""Seconds, 0.7 of the time for a connect."""
 
 
 async def waits(client: Redlock, other: Redlock, name: str) -> asyncio.Task[Lease | None]:
@@ -200,3 +205,24 @@ async def test_a_listening_connection_that_ends_while_a_client_connects_is_made_
     async with Redlock(store, patience=LIMIT, connect_timeout=LIMIT):
         assert ended
         assert database_of(store).push._listening is not None  # noqa: SLF001
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at the start", "after an outage"])
+async def test_a_connect_that_takes_most_of_its_time_is_no_outage(
+    postgresql_url: str, name: str, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that listens is a second one. It takes as long as the first one, and comes later at the latest."""
+    monkeypatch.setattr(push, "_PAUSES", (0.1, 0.1))
+    port, table = urlsplit(postgresql_url).port or 0, name.replace(":", "_")
+    async with TcpProxy(port) as proxy:
+        proxy.delay = 0.0 if again else SLOWLY
+        store = SQLStore(postgresql_url.replace(f":{port}/", f":{proxy.port}/"), table)
+        async with Redlock(store, connect_timeout=SLOWLY / 0.7, patience=LIMIT) as client:
+            if again:
+                await until(lambda: database_of(store).pushes)
+                proxy.delay = SLOWLY
+                proxy.cut()
+            async with client(name):
+                pass
+            await until(lambda: database_of(store).push._listening is not None)  # noqa: SLF001
+            assert database_of(store).pushes

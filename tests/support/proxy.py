@@ -197,12 +197,14 @@ class KeepingProxy(Proxy):
 
 
 class TcpProxy(Proxy):
-    """On a port of this machine, before another port. While it is `away`, it accepts no connection."""
+    """On a port of this machine, before another port. While it is `away`, it accepts no connection. A new connection
+    reaches the server after `delay` seconds."""
 
     def __init__(self, back: int) -> None:
         super().__init__(Path(), Path())
         self.port = 0
         self.away = False
+        self.delay = 0.0
         self._back_port = back
 
     async def __aenter__(self) -> Self:
@@ -211,6 +213,7 @@ class TcpProxy(Proxy):
         return self
 
     async def _to_server(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        await asyncio.sleep(self.delay)
         return await asyncio.open_connection("127.0.0.1", self._back_port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

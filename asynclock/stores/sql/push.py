@@ -76,7 +76,7 @@ class Push:
         """Try it out. Whether messages come. Raises the error of the database."""
         async with pool.line():  # ops need it more than this does
             pass
-        self._listening = await self._new_listening(source, pool, _PUSH)
+        self._listening = await self._new_listening(source, pool, _PUSH, first=True)
         self.comes = self.has_come = self._listening is not None
         return self.comes
 
@@ -137,13 +137,17 @@ class Push:
         for tag in tuple(self._tags):  # a client may close meanwhile
             await listening.add(tag)
 
-    async def _new_listening(self, source: EngineSource, pool: Pool, within: float) -> Listening | None:
-        """A connection that listens; None: no messages arrive, or there is no such connection."""
+    async def _new_listening(
+        self, source: EngineSource, pool: Pool, within: float, *, first: bool = False
+    ) -> Listening | None:
+        """A connection that listens; None: no messages arrive, or there is no such connection. `first`: the first use
+        of the client waits for it, and the connection for ops works. So it has half of the time, and is tried again
+        later if that was too short."""
         connecting = Listening.connect(source.engine, self._receive, self._silent)
         try:
-            listening = await source.limited(connecting, lambda late: in_background(late.aclose()), further=True)
+            listening = await source.limited(connecting, lambda late: in_background(late.aclose()), further=first)
         except Exception as error:
-            if not is_crowded(error):
+            if not (is_crowded(error) or (first and isinstance(error, TimeoutError))):
                 raise
             self.has_few = True
             return None
