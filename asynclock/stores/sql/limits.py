@@ -12,19 +12,25 @@ import contextlib
 import socket
 import time
 import weakref
+from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asynclock._clock import LATE
 from asynclock._loop import own_task
 from asynclock.stores.forks import Kept, descriptor_of, keep_from_children
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 _Result = TypeVar("_Result")
 
 LIMIT = 5.0
 """Seconds for one use of a connection: behind a network that drops packets, no answer would ever come."""
+
+READING = 1.0
+"""Seconds for which a loop that was blocked as a limit ended reads what has come meanwhile, at most."""
 
 STOPPING = 1.0
 """Seconds for which the client waits for the answer of a server that it has asked to end a statement."""
@@ -52,6 +58,37 @@ _threads: weakref.WeakKeyDictionary[threading.Thread, asyncio.AbstractEventLoop]
 """Those of aiosqlite that were told to close their file, with the event loop to which each reports."""
 
 
+def reading_time(late: float) -> float:
+    """How long a limit goes on whose timer was late by so much. Then the loop was blocked, and an answer may be there
+    that nobody has read: asyncio tells it a turn after the timers, uvloop looks for it after them. 0: no longer."""
+    return min(late, READING) if late > LATE else 0.0
+
+
+@asynccontextmanager
+async def ending_at(when: float) -> AsyncIterator[asyncio.Timeout]:
+    """As asyncio.timeout_at. After the loop was blocked it goes on for `reading_time`, once."""
+    loop = asyncio.get_running_loop()
+    due = max(when, loop.time())
+    timer: asyncio.TimerHandle
+
+    def end() -> None:
+        nonlocal timer
+        if more := reading_time(loop.time() - due):
+            timer = loop.call_later(more, expire, context=Context())
+        else:
+            expire()
+
+    def expire() -> None:
+        scope.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as scope:
+        timer = loop.call_at(due, end, context=Context())
+        try:
+            yield scope
+        finally:
+            timer.cancel()
+
+
 async def limited(
     work: Coroutine[Any, Any, _Result],
     seconds: float | None,
@@ -59,12 +96,15 @@ async def limited(
     cut: Callable[[], object] = lambda: None,
     late: Callable[[_Result], object] | None = None,
 ) -> _Result:
-    """Await `work` for at most `seconds`, if that is not None. When the time is up, or the caller is cancelled, `cut`
-    is called. `late` is called with a result that comes afterwards; then `work` gets a moment to end by itself. Raises
-    TimeoutError, or the exception of `work`."""
-    task = own_task(work)
+    """Await `work` for at most `seconds`, if that is not None; after the loop was blocked for `reading_time` more. When
+    the time is up, or the caller is cancelled, `cut` is called. `late` is called with a result that comes afterwards;
+    then `work` gets a moment to end by itself. Raises TimeoutError, or the exception of `work`."""
+    task, loop = own_task(work), asyncio.get_running_loop()
+    due = loop.time() + (seconds or 0.0)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done and (more := reading_time(loop.time() - due)):
+            done, _ = await asyncio.wait({task}, timeout=more)
     except BaseException:
         abandon_task(task, cut, late)
         raise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from asynclock._loop import own_task
 from asynclock.stores.sql.driven import Driven
 from asynclock.stores.sql.errors import Meaning, is_crowded, meaning, remedied
-from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, in_background, rest
+from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, ending_at, in_background, reading_time, rest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -104,6 +104,8 @@ class Pool:
         self._returning: set[Line] = set()  # to the pool of SQLAlchemy
         self._uses: dict[_Use, None] = {}  # without a task, in the order in which they began
         self._watch: asyncio.TimerHandle | None = None  # for those
+        self._looks_at = math.inf  # when that timer fires
+        self._blocked_at = -math.inf  # when it last fired late
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._out = 0  # lines that are in use
@@ -123,25 +125,25 @@ class Pool:
         ending: asyncio.Task[object] | None = None
         used = False
         try:
-            async with asyncio.timeout_at(latest if until is None else min(until, latest)) as limit:
-                async with self._waits if waits else nullcontext():
-                    line = await self._acquired()
-                    used = True
-                    try:
-                        yield line
-                    except asyncio.CancelledError:
-                        ending = in_background(self._ended(line))
-                        if limit.expired():  # what follows this use, as an undo, must not overtake it
-                            await asyncio.wait({ending}, timeout=2 * STOPPING)
-                        raise
-                    except BaseException:  # the server has answered, or is gone
-                        line.abandon()
-                        self._give_up()
-                        self._room.release()
-                        raise
-                    self._out -= 1
-                    self._pass_on(line)
+            until = latest if until is None else min(until, latest)
+            async with ending_at(until) as limit, self._waits if waits else nullcontext():
+                line = await self._acquired()
+                used = True
+                try:
+                    yield line
+                except asyncio.CancelledError:
+                    ending = in_background(self._ended(line))
+                    if limit.expired():  # what follows this use, as an undo, must not overtake it
+                        await asyncio.wait({ending}, timeout=2 * STOPPING)
+                    raise
+                except BaseException:  # the server has answered, or is gone
+                    line.abandon()
+                    self._give_up()
                     self._room.release()
+                    raise
+                self._out -= 1
+                self._pass_on(line)
+                self._room.release()
         except TimeoutError as error:
             if not limit.expired():  # that of a connect
                 raise
@@ -175,7 +177,7 @@ class Pool:
         use.driven = Driven(work(line), partial(self._use_ended, use))
         self._uses[use] = None
         if self._watch is None:
-            self._watch = loop.call_at(use.until, self._look, context=Context())
+            self._look_at(use.until)
         use.driven.begin()
         return True
 
@@ -189,14 +191,21 @@ class Pool:
             self.give_up(use.line)
         use.done(result, error if error is None or isinstance(error, Exception) else ConnectionError("cancelled"))
 
+    def _look_at(self, when: float) -> None:
+        self._looks_at = when
+        self._watch = asyncio.get_running_loop().call_at(when, self._look, context=Context())
+
     def _look(self) -> None:
-        """End the uses that are overdue: the oldest are at the left."""
-        loop = asyncio.get_running_loop()
-        self._watch = None
-        while self._uses and (use := next(iter(self._uses))).until <= loop.time():
+        """End the uses that are overdue: the oldest are at the left. After the loop was blocked it first reads what has
+        come: then only uses that were due at the last such look are overdue."""
+        now, self._watch = asyncio.get_running_loop().time(), None
+        due, more = now, reading_time(now - self._looks_at)
+        if more:
+            due, self._blocked_at = self._blocked_at, now
+        while self._uses and (use := next(iter(self._uses))).until <= due:
             in_background(self._fail_overdue(use, self._drop(use)))
         if self._uses:
-            self._watch = loop.call_at(next(iter(self._uses)).until, self._look, context=Context())
+            self._look_at(max(now + more, next(iter(self._uses)).until))
 
     def _drop(self, use: _Use) -> asyncio.Task[object]:
         """End it now, as `line` does, without a word to its owner. The task has the result of `_ended`."""
