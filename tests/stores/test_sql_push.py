@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,21 +11,24 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import Lease, Redlock
-from asynclock.stores.sql import SQLStore, push
+from asynclock.stores.sql import SQLStore, pool, push
 from asynclock.stores.sql.engines import url_of
-from asynclock.stores.sql.lines import Line
+from asynclock.stores.sql.lines import SET_UP, Line
 from asynclock.stores.sql.listening import Listening
 from asynclock.stores.sql.rows import looks_of
 from tests.support.operators import Operated
 from tests.support.proxy import TcpProxy
 from tests.support.services.postgresql import pgbouncer
-from tests.support.sql_states import administered, database_of, listening_pid, read_rows
+from tests.support.sql_states import administered, database_of, idle_lines_of, listening_pid, read_rows
 from tests.support.waiters import LIMIT, healthy, until
 
 SOON = 10.0
 """Seconds that are less than a third of a lease, after which a waiter asks by itself."""
 
 LEASE = 60.0
+
+SEVERAL = 3
+"""Connections; a client has one more."""
 
 SLOWLY = 1.4
 """Seconds, 0.7 of the time for a connect."""
@@ -82,6 +85,38 @@ async def test_push_is_tried_again_after_a_slow_start(
                 assert not looks_of((await read_rows(theirs, [name]))[0][name])
             waiting.cancel()
     assert sum("arrive now" in each for each in caplog.messages) == 1
+
+
+async def test_connections_that_are_in_use_when_push_comes_are_replaced(
+    postgresql_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sessions have no limits for statements. A busy connection would never be idle for so long that it goes
+    back by itself."""
+    again, works = asyncio.Event(), Listening.works
+
+    async def after(self: Listening, line: Line, within: float) -> bool:
+        return again.is_set() and await works(self, line, within)
+
+    monkeypatch.setattr(Listening, "works", after)
+    monkeypatch.setattr(push, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(push, "_LATER", LIMIT)
+    for constant in ("LIMIT", "_KEPT"):
+        monkeypatch.setattr(pool, constant, LEASE)
+    store = SQLStore(postgresql_url, name.replace(":", "_"))
+    async with Redlock(store, lease=LEASE, connect_timeout=LIMIT, patience=LIMIT) as client:
+        await healthy(client)
+        assert not database_of(store).pushes
+        lines = database_of(store).connected.pool
+        async with asyncio.timeout(LIMIT), AsyncExitStack() as stack:
+            for _ in range(SEVERAL):
+                await stack.enter_async_context(lines.line())
+            again.set()
+            while not idle_lines_of(store):  # one is set up at once
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(LIMIT), AsyncExitStack() as stack:
+            for _ in range(SEVERAL):
+                line = await stack.enter_async_context(lines.line())
+                assert await line.fetch("SHOW statement_timeout") == [(SET_UP["statement_timeout"],)]
 
 
 async def test_behind_a_pooler_push_is_not_tried_again(

@@ -174,8 +174,8 @@ class Database:
         return False
 
     async def _set_up_sessions(self, source: EngineSource, pool: Pool) -> None:
-        """Push messages come, so no pooler shares them. Those that are in use now are set up when they are taken out of
-        the engine again."""
+        """Push messages come, so no pooler shares them. One is set up now, so that there is always a line; the others
+        are replaced, those that are in use at the end of that."""
 
         async def set_up(line: Line) -> None:
             if isinstance(line, AsyncpgLine):
@@ -183,6 +183,7 @@ class Database:
 
         source.settings, pool.pooler = True, False
         await pool.used(set_up)
+        pool.return_old()
 
     @property
     def remark(self) -> str:

@@ -45,6 +45,7 @@ class FileLine:
     """One connection. Only its thread uses it."""
 
     is_closed = False
+    is_set_up = True
     needs_no_task = False
 
     def __init__(self, path: str) -> None:
@@ -122,6 +123,7 @@ class Inline:
     """The connection, inside its thread: nothing waits."""
 
     is_closed = False
+    is_set_up = True
     needs_no_task = False
 
     def __init__(self, path: str) -> None:

@@ -100,6 +100,10 @@ class Line(Protocol):
         """Whether its coroutines await plain futures only (`driven.py`)."""
 
     @property
+    def is_set_up(self) -> bool:
+        """False: its session is to be set up once it is known that no pooler shares it."""
+
+    @property
     def is_closed(self) -> bool:
         """Whether it is known to be closed."""
 
@@ -122,6 +126,7 @@ class _EngineLine:
     """A connection of SQLAlchemy, and the connection of the driver in it."""
 
     is_closed = False  # not known
+    is_set_up = True
     needs_no_task = False
     own = False  # of an engine of our own
 
@@ -308,6 +313,7 @@ class AsyncpgLine(_EngineLine):
 
     def __init__(self, connection: AsyncConnection, driver: Any) -> None:
         super().__init__(connection, driver)
+        self.is_set_up = False
         self._settings = ""  # to send when it goes back
 
     async def set_up(self) -> None:
@@ -319,6 +325,7 @@ class AsyncpgLine(_EngineLine):
             (found,) = await self.fetch(_SET_UP_NOW)
             self._settings = _set(dict(zip(SET_UP, found, strict=True)))
         await self.run(_set(SET_UP))
+        self.is_set_up = True
 
     def _keep_statements(self) -> None:
         """The driver connected without a cache for prepared statements, for there might have been a pooler."""

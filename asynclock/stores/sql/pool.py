@@ -93,7 +93,7 @@ class Pool:
 
     def __init__(self, source: Source, *, size: int, pooler: bool) -> None:
         self.source = source
-        self.pooler = pooler
+        self.pooler = pooler  # one may be between: then no session is set up
         self._size = size
         self._room = asyncio.Semaphore(size)
         self._waits = asyncio.Semaphore(max(1, size // 2))
@@ -357,7 +357,7 @@ class Pool:
         if error is None:
             self._pause = 0.0
             self._made[task.result()] = task.get_loop().time()
-            self._pass_on(task.result())
+            self._pass_on(task.result(), new=True)
         elif further:
             self._has_few()
         else:
@@ -401,8 +401,11 @@ class Pool:
         in_background(line.give_back())
         return True
 
-    def _pass_on(self, line: Line) -> None:
+    def _pass_on(self, line: Line, *, new: bool = False) -> None:
         """A line is not in use any more, or new."""
+        if not new and self._is_old(line):
+            in_background(self._return(line))
+            return
         if self._is_due(line):
             in_background(self._return(line))
             self._wait(_PAUSES[0])  # for others
@@ -419,6 +422,16 @@ class Pool:
         """Whether it is to be closed for others: see _TIGHT."""
         now = asyncio.get_running_loop().time()
         return now < self._tight_until and bool(self._out or self._idle) and self._made.get(line, now) + _KEPT <= now
+
+    def _is_old(self, line: Line) -> bool:
+        """Whether it is to be replaced by one whose session is set up."""
+        return not (self.pooler or line.is_set_up) and bool(self._out or self._idle)
+
+    def return_old(self) -> None:
+        """Give the idle lines back whose sessions are not set up. Those in use follow at the end of their use."""
+        for each in [each for each in self._idle if not each[0].is_set_up]:
+            self._idle.remove(each)
+            self._pass_on(each[0])
 
     def drop_idle(self) -> None:
         """Close the idle connections: one of them was found closed."""
