@@ -16,12 +16,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.sql import SQLStore, engines
-from asynclock.stores.sql.lines import AsyncmyLine
+from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine
+from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.sending import Single
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.sql_states import database_of, read_rows, session
-from tests.support.waiters import LIMIT, LONG, until
+from tests.support.waiters import LIMIT, LONG, healthy, until
 
 BACKGROUND = ["looks for notices", "removes rows", "looks at the table", "watches a connection"]
 
@@ -156,6 +157,31 @@ async def test_a_begin_that_fails_leaves_no_transaction(postgresql_url: str, nam
         for _ in range(2 * engines.CONNECTIONS):
             async with client.multi(name, f"{name}:2"):
                 pass
+
+
+async def test_a_connection_whose_rollback_was_refused_is_not_used_again(
+    postgresql_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its statement was cancelled in a transaction. The cancel may reach the server late, and end the ROLLBACK. The
+    statement has ended nevertheless."""
+    run = AsyncpgLine.run
+
+    async def refused(line: AsyncpgLine, sql: str) -> None:
+        await run(line, "SELECT 1" if sql == "ROLLBACK" else sql)  # an error, since the transaction has failed
+
+    store = SQLStore(postgresql_url, name.replace(":", "_"))
+    async with Redlock(store, patience=LIMIT) as client:
+        await healthy(client)
+        pool = database_of(store).connected.pool
+        monkeypatch.setattr(AsyncpgLine, "run", refused)
+        with pytest.raises(Overdue) as caught:
+            async with pool.line(asyncio.get_running_loop().time() + 1.0) as used:
+                await used.run("BEGIN")
+                await used.run("SELECT pg_sleep(60)")
+        assert caught.value.ended
+        async with pool.line() as line:
+            assert line is not used
+            assert await line.fetch("SELECT 1") == [(1,)]
 
 
 async def test_an_engine_gets_its_connections_back_with_their_settings(postgresql_url: str, name: str) -> None:

@@ -108,8 +108,9 @@ class Line(Protocol):
         """Whether it is known to be closed."""
 
     async def stopped(self) -> bool | None:
-        """Tell the server to end the statement under way, and to roll back. Whether it has confirmed that; None: this
-        driver cannot ask. Ends within STOPPING, and never raises. The line is to be abandoned then."""
+        """Tell the server to end the statement under way, and to roll back. Whether it has confirmed the end; None:
+        this driver cannot ask. Ends within STOPPING, and never raises. The line is as good as new if that is confirmed
+        and it is not closed; else it is to be abandoned."""
 
     async def give_back(self) -> None:
         """To the pool of its engine; our own engines have none, so it is closed. No transaction is open. Raises the
@@ -358,7 +359,9 @@ class AsyncpgLine(_EngineLine):
         try:
             await limited(self.run("ROLLBACK"), STOPPING)
         except Exception as error:
-            return is_answer(error)
+            if ended := is_answer(error):
+                self._cut()  # the transaction may be open still
+            return ended
         return True
 
 

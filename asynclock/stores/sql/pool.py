@@ -265,7 +265,7 @@ class Pool:
             stopped = await line.stopped()
         finally:
             self._stopping.discard(line)
-            if stopped:  # and rolled back: it is as good as new
+            if stopped and not line.is_closed:  # it is rolled back, and as good as new
                 self._out -= 1
                 self._pass_on(line)
                 self._room.release()
