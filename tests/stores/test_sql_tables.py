@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.stores import lock_table
-from asynclock.stores.sql import SQLStore, table_watch
+from asynclock.stores.sql import SQLStore, table_watch, transactions
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.schema import ddl
 from asynclock.stores.sql.settings import Settings
@@ -250,6 +250,20 @@ async def test_f24_names_in_another_order_are_a_warning(
     await grants(postgresql.url, name)
     assert "not in the order of their bytes" in caplog.text
     assert examined((), ASYNCLOCK_URLS=postgresql.url)[1]["collation"]["severity"] == "warning"
+
+
+async def test_all_holders_are_listed_where_other_names_are_between_them(
+    postgresql: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of another collation, and on several pages."""
+    monkeypatch.setattr(transactions, "PAGE", 2)
+    await SQLStore(postgresql.url).create_schema()
+    await postgresql.run(f'ALTER TABLE {postgresql.table} ALTER resource_name TYPE text COLLATE "en-x-icu"')
+    async with Redlock(postgresql.url, **OPTIONS) as client:
+        held = [await client(each).acquire(timeout=None) for each in ["job:a", "Job:b", "job:c", "job:d", "Job:e"]]
+        assert {each.name async for each in client.holders("job:")} == {"job:a", "job:c", "job:d"}
+        for lease in held:
+            await lease.release()
 
 
 async def test_f24_the_first_lock_after_the_table_was_mended(postgresql: Operated, name: str) -> None:

@@ -303,9 +303,10 @@ class Transactions:
             )
 
         rows: Sequence[Row] = await self._read(run, ())
+        # Not only the first ones: with a collation other than "C" rows of other names may be between them.
         found = [row for row in rows if row.resource_name.startswith(shared)]
         keys = [key for row in found if (key := key_of(row)) is not None and key.startswith(begin)]
-        return (found[-1].resource_name if found and len(found) == PAGE else ""), keys
+        return (rows[-1].resource_name if len(rows) == PAGE else ""), keys
 
     async def has_table(self, exists: Callable[[Line], Awaitable[bool]]) -> bool:
         """Whether the table exists. Waits while another session has locked it, and notes that."""
