@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from asynclock import ConfigError, Redlock
-from asynclock.stores.sql import SQLStore
+from asynclock._clock import now
+from asynclock.stores.sql import SQLStore, machine_clock
 from asynclock.stores.sql.file_lines import _FORKS, Inline, _driven
 from asynclock.stores.sql.files import is_network, type_of
 from asynclock.stores.sql.lines import Line
+from asynclock.stores.sql.rows import CLOCK, Row
 from tests.support.programs import COMMANDS, DATABASES, Program, run, run_python
 from tests.support.sql_states import read_rows
 from tests.support.waiters import LIMIT, until
@@ -204,6 +206,21 @@ async def test_b2_time_goes_on_after_a_boot(file: str, name: str, monkeypatch: p
     async with Redlock(again):
         _, now = await read_rows(again)
     assert before - 1 < now < before + 60
+
+
+async def test_b2_a_wall_clock_that_is_adjusted_is_no_boot(
+    file: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system without a boot id has only the moment of the boot, which moves with that clock by parts of a second. The
+    clock of the file stays what it was."""
+    monkeypatch.setattr(machine_clock, "_BOOT_ID", tmp_path / "none")
+    stored = list[Row]()
+    for moment in (1_700_000_004.9, 1_700_000_005.1, 1_700_000_004.8):
+        monkeypatch.setattr(time, "time", lambda moment=moment: now() + moment)
+        store = SQLStore(file)
+        async with Redlock(store) as client, client(name):
+            stored.append((await read_rows(store))[0][CLOCK])
+    assert stored == stored[:1] * 3
 
 
 MOUNTS = """\

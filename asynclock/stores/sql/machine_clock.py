@@ -7,6 +7,7 @@ after a boot writes the offset into the file; it is such that no time is earlier
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIME_NAMESPACE = Path("/proc/self/timens_offsets")
 
+_MOMENT = re.compile(r"boot at (-?\d+)")
+"""What `boot` says where the system has no id for a boot: Unix seconds, in tens."""
+
+_SLEWED = 10
+"""Seconds by which the clocks of one boot may say another moment, at most."""
+
 
 def boot() -> str:
     """What is the same for all processes until the machine boots again."""
@@ -30,6 +37,14 @@ def boot() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:  # not Linux: the moment of the boot, which moves with the wall clock
         return f"boot at {round((time.time() - since_boot()) / 10) * 10}"
+
+
+def _is_same(stored: str, booted: str) -> bool:
+    """Whether two answers of `boot` are those of one boot. The moment may be near the middle between two tens."""
+    before, after = map(_MOMENT.fullmatch, (stored, booted))
+    if before is None or after is None:
+        return stored == booted
+    return abs(int(before[1]) - int(after[1])) <= _SLEWED
 
 
 def boottime() -> float:
@@ -58,7 +73,7 @@ async def offset_of(table: str, line: Line, booted: str, since: float, wall: flo
     """The offset of the file; `since`: the seconds since the boot. It only reads."""
     params = {"name": CLOCK}
     found = await line.fetch(f"SELECT owner, expires_at FROM {table} WHERE resource_name = :name", params)  # noqa: S608
-    if found and found[0][0] == booted:
+    if found and _is_same(found[0][0], booted):
         return Offset(float(found[0][1]), stored=True, exists=True)
     ((last,),) = await line.fetch(f"SELECT max(update_time) FROM {table}")  # noqa: S608
     return Offset(max(wall, last or 0.0) - since, stored=False, exists=bool(found))
