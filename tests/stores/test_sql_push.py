@@ -111,7 +111,7 @@ async def test_connections_that_are_in_use_when_push_comes_are_replaced(
             for _ in range(SEVERAL):
                 await stack.enter_async_context(lines.line())
             again.set()
-            while not idle_lines_of(store):  # one is set up at once
+            while not any(each.is_set_up for each in idle_lines_of(store)):  # one is set up at once
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(LIMIT), AsyncExitStack() as stack:
             for _ in range(SEVERAL):

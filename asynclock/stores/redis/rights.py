@@ -212,8 +212,9 @@ async def _subscribe(ask: Ask, config: NodeConfig) -> ServerError | None:
 
 def _protocol_of(hello: Any) -> object:
     """The protocol that a server speaks from now on, by its answer to HELLO: a map, or a list of names and values."""
-    fields = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
-    return fields.get(b"proto")
+    if isinstance(hello, list):
+        hello = dict(zip(hello[::2], hello[1::2], strict=False))
+    return hello.get(b"proto") if isinstance(hello, dict) else None
 
 
 async def _publish(ask: Ask) -> ServerError | None:
