@@ -263,7 +263,7 @@ async def until(check: Callable[[], object]) -> None:
     async with asyncio.timeout(LIMIT):
         while not check():
             await asyncio.sleep(pause)
-            pause = min(1.1 * pause, 0.04)
+            pause = min(1.1 * pause, 0.015)
 
 
 def queue(server: Server, name: str) -> list[bytes]:
