@@ -41,8 +41,17 @@ SYSTEM = SystemClock()
 LATE = 0.01
 """Seconds. A timer that fires later than this shows that the event loop was blocked."""
 
+READING = 1.0
+"""Seconds for which a loop that was blocked at the end of a time limit reads what has come meanwhile, at most."""
+
 _STEPS = 100
 """The number of timers in one time limit: each measures a part of it. A first connection takes 50 turns of the loop."""
+
+
+def reading_time(late: float) -> float:
+    """How long a limit goes on whose timer was late by so much. Then the loop was blocked, and an answer may be there
+    that nobody has read: asyncio tells it a turn after the timers, uvloop looks for it after them. 0: no longer."""
+    return min(late, READING) if late > LATE else 0.0
 
 
 @asynccontextmanager

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _T = TypeVar("_T")
 
+AGAIN = 0.25
+"""Seconds after which work in the background begins again if the program cancels all tasks of its loop, as after
+Ctrl-C, and goes on. Not at once: the program may cancel tasks until none is left."""
+
 
 def no_loop() -> ConfigError:
     """For a caller that caught asyncio's RuntimeError: on hot paths a `try` costs less than `running_loop`."""

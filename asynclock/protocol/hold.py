@@ -270,10 +270,14 @@ class Hold:
         self._renewal: Ballot | None = None  # by the watchdog, while it is not decided
         self._renewed_at = grant.sent  # when the last renewal was sent that a majority granted
         self._cause: Cause | None = None  # of its loss
-        # A majority has granted. All these grants end at the same time, which counts from the one send.
-        end = grant.sent + settings.lease - drift(settings.lease)
         self.valid_until = -math.inf
         self._ends = [-math.inf] * grant.nodes  # at each node
+        self._count_grant(grant, token)
+
+    def _count_grant(self, grant: Ballot, token: int) -> None:
+        """A majority has granted. All these grants end at the same time, which counts from the one send."""
+        settings, lease = self._settings, self._settings.lease
+        end = grant.sent + lease - drift(lease)
         if grant.votes == [(token, False)]:  # a single node, and nobody waits
             self._ends[0] = end
         else:
@@ -283,9 +287,9 @@ class Hold:
                 elif vote is not None:
                     self.count(grant, index)
         self.valid_until = end
-        self.renew_at = end - settings.lease * RENEW_BELOW if settings.renew else math.inf
+        self.renew_at = end - lease * RENEW_BELOW if settings.renew else math.inf
         if grant.yes == grant.nodes:  # as `_forget_grant`, with two calls less
-            op.forget_packed()
+            self.op.forget_packed()
             self._ballot = None
         elif grant.complete:
             self._forget_grant(grant)

@@ -21,7 +21,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asynclock._clock import LATE
+from asynclock._clock import reading_time
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
@@ -54,9 +54,6 @@ __all__ = [
 
 _REOPEN = (0.05, 1.0)
 """Seconds between two attempts to open a node that is down: the least and the greatest; doubled after each."""
-
-_READING = 1.0
-"""Seconds that a loop which was blocked has to read the answers that came meanwhile, at most."""
 
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
@@ -380,9 +377,9 @@ class TransactionalNode:
         ops that were due at the last such look are overdue."""
         now = self._clock.now()
         late, self._looks_at, self._look_timer = now - self._looks_at, math.inf, None
-        reading, due = 0.0, now
-        if late > LATE:
-            reading, due, self._blocked_at = min(late, _READING), self._blocked_at, now
+        due = now
+        if reading := reading_time(late):
+            due, self._blocked_at = self._blocked_at, now
         try:
             for job in [each for each in self._under_way if each.due <= due]:
                 if job in self._under_way:

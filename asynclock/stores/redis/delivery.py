@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock._clock import running_for
-from asynclock._loop import own_task
+from asynclock._loop import AGAIN, own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.stores.closing import AT_MOST, CANCELLING
 from asynclock.stores.redis.encoding import encode
@@ -105,9 +105,9 @@ class Delivery:
         if self._again is not task:
             return  # the next connection delivers them
         self._again = None
-        if task.cancelled():  # by a program that cancels all tasks of its loop. Not at once, for it may do so again
+        if task.cancelled():  # by a close, or by the program (AGAIN)
             if not self._closing:
-                self._later = task.get_loop().call_later(BUSY_PAUSE, self.refused, connection)
+                self._later = task.get_loop().call_later(AGAIN, self.refused, connection)
         elif error := task.exception():
             log.error("asynclock: pending releases are not sent again", exc_info=error)
         elif self._pending.to_send and not connection.transport.is_closing():

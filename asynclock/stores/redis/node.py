@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock._clock import running_for
 from asynclock._errors import ConfigError
-from asynclock._loop import own_task
+from asynclock._loop import AGAIN, own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
 from asynclock.stores.closing import CANCELLING
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 _GRANT = Serve.GRANT
-_AGAIN = 0.25  # seconds until the next attempt if the program cancels this one; it may cancel until no task is left
 _FAREWELL = 1.0  # seconds for which a client that closes tries to deliver pending releases
 
 
@@ -238,9 +237,9 @@ class RedisNode:
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
         self._met.set()
-        if task.cancelled():  # by a close; or by a program that cancels all tasks of its loop, and goes on
+        if task.cancelled():  # by a close, or by the program (AGAIN)
             if self.state is not NodeState.CLOSED:
-                self._later = task.get_loop().call_later(_AGAIN, self._reconnect)
+                self._later = task.get_loop().call_later(AGAIN, self._reconnect)
         elif error := task.exception():
             log.error("asynclock: connecting to %s failed", self.label, exc_info=error)
         else:

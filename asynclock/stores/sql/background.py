@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from asynclock._loop import own_task, running_task
+from asynclock._loop import AGAIN, own_task, running_task
 from asynclock.stores.sql.limits import CLOSING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-
-_AGAIN = 0.25
-"""Seconds after which it begins again. Not at once: a program may cancel tasks until none is left."""
 
 
 class Background:
@@ -30,7 +27,7 @@ class Background:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() and not self._stopped:
-            self._timer = task.get_loop().call_later(_AGAIN, self._begin)
+            self._timer = task.get_loop().call_later(AGAIN, self._begin)
 
     def stop(self) -> None:
         """End it. If it calls this itself, it goes on to its end."""

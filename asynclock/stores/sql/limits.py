@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asynclock._clock import LATE
+from asynclock._clock import reading_time
 from asynclock._loop import own_task
 from asynclock.stores.forks import Kept, descriptor_of, keep_from_children
 
@@ -28,9 +28,6 @@ _Result = TypeVar("_Result")
 
 LIMIT = 5.0
 """Seconds for one use of a connection: behind a network that drops packets, no answer would ever come."""
-
-READING = 1.0
-"""Seconds for which a loop that was blocked as a limit ended reads what has come meanwhile, at most."""
 
 STOPPING = 1.0
 """Seconds for which the client waits for the answer of a server that it has asked to end a statement."""
@@ -56,12 +53,6 @@ _left: set[asyncio.Task[Any]] = set()
 
 _threads: weakref.WeakKeyDictionary[threading.Thread, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 """Those of aiosqlite that were told to close their file, with the event loop to which each reports."""
-
-
-def reading_time(late: float) -> float:
-    """How long a limit goes on whose timer was late by so much. Then the loop was blocked, and an answer may be there
-    that nobody has read: asyncio tells it a turn after the timers, uvloop looks for it after them. 0: no longer."""
-    return min(late, READING) if late > LATE else 0.0
 
 
 @asynccontextmanager

@@ -12,10 +12,11 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from asynclock._clock import reading_time
 from asynclock._loop import own_task
 from asynclock.stores.sql.driven import Driven
 from asynclock.stores.sql.errors import Meaning, is_crowded, meaning, remedied
-from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, ending_at, in_background, reading_time, rest
+from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, ending_at, in_background, rest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -199,13 +200,13 @@ class Pool:
         """End the uses that are overdue: the oldest are at the left. After the loop was blocked it first reads what has
         come: then only uses that were due at the last such look are overdue."""
         now, self._watch = asyncio.get_running_loop().time(), None
-        due, more = now, reading_time(now - self._looks_at)
-        if more:
+        due = now
+        if reading := reading_time(now - self._looks_at):
             due, self._blocked_at = self._blocked_at, now
         while self._uses and (use := next(iter(self._uses))).until <= due:
             in_background(self._fail_overdue(use, self._drop(use)))
         if self._uses:
-            self._look_at(max(now + more, next(iter(self._uses)).until))
+            self._look_at(max(now + reading, next(iter(self._uses)).until))
 
     def _drop(self, use: _Use) -> asyncio.Task[object]:
         """End it now, as `line` does, without a word to its owner. The task has the result of `_ended`."""

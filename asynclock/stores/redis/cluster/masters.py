@@ -10,7 +10,7 @@ import random
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asynclock._loop import own_task
+from asynclock._loop import AGAIN, own_task
 from asynclock.stores.closing import CANCELLING
 from asynclock.stores.distance import Distance
 from asynclock.stores.port import PROBE
@@ -35,7 +35,6 @@ log = logging.getLogger("asynclock")
 
 _PAUSES = (0.1, 1.0)  # seconds between two questions for the slots while a master is missing: first, and at most
 _LEAST = 0.05  # seconds between two questions for the slots, at least: a cluster may redirect or refuse all ops for now
-_LATER = 0.25  # seconds until it asks again if the program cancels its task; it may cancel until no task is left
 _SILENT = 0.25  # seconds after which the cluster is asked whether a master that does not answer still has its slots
 _GUEST = 30.0  # seconds after its last ASK for which the client stays connected to a node without slots
 _RECENT = 30.0  # seconds for which a redirection is remembered
@@ -148,9 +147,9 @@ class Masters:
     def _looked(self, task: asyncio.Task[None]) -> None:
         self._looking, self._looked_at = None, self._now()
         self.met.set()
-        if task.cancelled():  # by a close; or by a program that cancels all tasks of its loop, and goes on
+        if task.cancelled():  # by a close, or by the program (AGAIN)
             if not self._closed:
-                self._later = task.get_loop().call_later(_LATER, self.look)
+                self._later = task.get_loop().call_later(AGAIN, self.look)
         elif error := task.exception():
             log.error("asynclock: reading the slots of %s failed", self._source.label, exc_info=error)
         elif self._again:

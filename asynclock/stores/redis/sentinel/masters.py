@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from asynclock._errors import ConfigError
-from asynclock._loop import own_task
+from asynclock._loop import AGAIN, own_task
 from asynclock.stores.closing import CANCELLING
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.redis import reconnect
@@ -46,9 +46,6 @@ _LIMIT = 1.0  # seconds for one sentinel to connect and to answer
 _QUIET = 5.0  # seconds of silence after which a sentinel is asked whether it is there
 _RIGHTS = ("&+switch-master", "+subscribe", "+ping", "+sentinel|get-master-addr-by-name", "+sentinel|master")
 _PAUSES = (0.1, 5.0)  # seconds between attempts to connect to a sentinel: the first and the longest
-_AGAIN = 0.25
-"""Seconds after which a node listens again if the program cancels all tasks of its loop, as after Ctrl-C, and goes on.
-Not at once: the program may cancel tasks until none is left."""
 
 
 class Master(NamedTuple):
@@ -241,7 +238,7 @@ class Watch:
     def _ended(self, endpoint: Endpoint, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() and not self._stopped:
-            task.get_loop().call_later(_AGAIN, self._begin, endpoint)
+            task.get_loop().call_later(AGAIN, self._begin, endpoint)
 
     async def stop(self) -> None:
         self._stopped = True
