@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from asynclock.stores.urls import urls_of
 from tests.support.default_keys import key_of
 from tests.support.ports import free_port
 from tests.support.probes import connection_of, nodes_of, socket_of, stores_of
+from tests.support.proxy import TcpProxy
 from tests.support.services.sentinels import NAME, Deployment, Part
 from tests.support.waiters import LIMIT, PATIENT, until, works
 
@@ -299,6 +300,22 @@ async def test_closing_while_it_begins_to_listen(sentinel_deployment: Deployment
                 await asyncio.sleep(0)
             await client.aclose()
             await opening
+
+
+async def test_a_sentinel_that_is_far_is_listened_to(own: Deployment, name: str) -> None:
+    """Each connection to it takes longer than a second, and the client gives it the time of any connect."""
+    for each in own.sentinels:
+        with each.cli() as cli:
+            cli.execute_command("ACL", "SETUSER", "locks", "on", ">secret", "~*", "&*", "+@all")
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(TcpProxy(each.port)) for each in own.sentinels]
+        for proxy in proxies:
+            proxy.delay = 1.2
+        hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+        url = f"redis+sentinel://{hosts}/{NAME}?sentinel_username=locks&sentinel_password=secret"
+        client = await stack.enter_async_context(Redlock(url, connect_timeout=LIMIT, patience=LIMIT))
+        await works(client, name)
+        await until(lambda: all(listeners(each) == 1 for each in own.sentinels))
 
 
 async def test_a_sentinel_user_with_few_rights(own: Deployment, name: str) -> None:

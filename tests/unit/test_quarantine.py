@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,8 +13,9 @@ from asynclock._options import client_settings
 from asynclock.quorum.quarantine import VOTES, Quarantine, judge
 from asynclock.rules.model import Notice
 from asynclock.runtime.opening import quorum_over
-from asynclock.stores import MemoryStore
+from asynclock.stores import MemoryStore, stores_for
 from asynclock.stores.port import Facts, Node, NodeConfig
+from asynclock.stores.redis.sentinel.masters import Master
 from tests.support.fake_clock import FakeClock
 
 NOW = 1_000.0
@@ -97,6 +100,32 @@ def test_no_quarantine_where_restarts_are_trusted() -> None:
     for facts in KINDS[1:]:
         assert facts is not None
         assert quarantine.until(facts) == VOTES
+
+
+def test_d3_a_cluster_whose_masters_show_no_run_id_has_no_mark() -> None:
+    """The facts about its masters are one: what none of them has, the cluster does not have."""
+    config = NodeConfig(0, "", FakeClock(), Nobody(), {}, Quarantine(LENGTH, FakeClock()).until)
+    (store,) = stores_for(("redis+cluster://127.0.0.1:1",))
+    node: Any = store.open(config)
+    node._masters.all = [SimpleNamespace(facts=Facts("", "", YOUNG)) for _ in range(3)]  # noqa: SLF001
+    assert not node.facts.is_marked
+
+
+@pytest.mark.parametrize("epoch", [3, 4], ids=["as known", "again"])
+def test_d5_a_master_that_was_promoted_again_is_new_to_another_event_loop(epoch: int) -> None:
+    """The loop before has noted its first promotion, in an earlier epoch. The quarantine counts from the last one."""
+    clock = FakeClock()
+    (store,) = stores_for(("redis+sentinel://127.0.0.1:1/main",))
+    config = NodeConfig(0, "", clock, Nobody(), {}, Quarantine(LENGTH, clock).until)
+    before: Any = store.open(config)
+    before._master = Master(("a", 1), 3, age=1.0)  # noqa: SLF001
+    before._note_promotion("run", 100.0)  # noqa: SLF001
+    clock.advance(50.0)
+    after: Any = store.open(config)
+    after._master = Master(("a", 1), epoch, age=51.0 if epoch == 3 else 2.0)  # noqa: SLF001
+    after._note_promotion("run", 150.0)  # noqa: SLF001
+    promoted = clock.now() - (51.0 if epoch == 3 else 2.0)
+    assert after._managed.replaced == ("run", promoted)  # noqa: SLF001
 
 
 class Nobody:

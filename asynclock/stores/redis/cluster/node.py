@@ -313,10 +313,8 @@ class ClusterNode:
         if not known:
             return None
         ids = "+".join(sorted(each.run_id for each in known))
-        if all(each.mark == each.run_id for each in known):
-            used = ids
-        else:
-            used = "in part" if any(each.mark for each in known) else ""
+        in_part = "in part" if any(each.mark for each in known) else ""
+        used = ids if all(each.is_marked for each in known) else in_part
         replaced = [each.replaced for each in known if each.replaced is not None]
         return Facts(ids, used, min(each.started for each in known), max(replaced, default=None))
 
