@@ -132,9 +132,10 @@ async def test_f25_the_release_that_a_close_sends(server: Server, name: str, tag
     the close, and that is told for the holder, too."""
     client = Redlock(server.url)
     client.subscribe(tagged)
-    await request("C", client(name).acquire())
+    lease = await request("C", client(name).acquire(timeout=None))
     server.freeze()
     await request("D", client.aclose())
+    assert not lease.held
     assert tagged.of(Lost) == ["C"]
     assert tagged.of(ReleaseFailed) == ["C"]
 
