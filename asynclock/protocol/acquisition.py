@@ -26,6 +26,7 @@ It is a machine (`machine.py`). The rules:
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import TYPE_CHECKING
 
 from asynclock._errors import QuorumUnavailable, SelfDeadlock, brief
@@ -219,9 +220,14 @@ class Acquisition(Claim):
             self._failed(error)
 
     def owner_time_up(self) -> None:
-        """Its time is up, and another task of its owner still asks."""
+        """Its time is up, and another task of its owner still asks. In an outage that task has put its error into the
+        local queue of the name."""
         if isinstance(self.state, OwnerEntering):
-            self._end_without(NoLease(waited=self.terms.timeout or 0.0))
+            queue = self._machine.queues.by_name.get(self.terms.name)
+            if queue is not None and queue.outage is not None:
+                self.fail(copy(queue.outage))
+            else:
+                self._end_without(NoLease(waited=self.terms.timeout or 0.0))
 
     def _begin_beside(self) -> bool:
         """The task may hold some of these names. Then it may get one more hold beside its own, if several ids may hold
@@ -366,7 +372,9 @@ class Acquisition(Claim):
         self._enter(state)
         ballot, clock, timeout = state.ballot, self._core.clock, self.terms.timeout
         patience_ends = math.inf if self.planner is None else self.planner.patience_ends
-        if patience_ends < self._give_up:
+        if self._full is not None and self._full[1] < math.inf:
+            state.timer = clock.call_at(self._full[1], self._expire)
+        elif patience_ends < self._give_up:
             state.timer = clock.call_at(patience_ends, self._expire)
         elif self._give_up < math.inf:
             late = self._late_end(ballot.sent, ballot.deadline - ballot.sent)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from asynclock import ConfigError, LockLost, LockNotHeld, Redlock, SelfDeadlock, Unsupported
+from asynclock import ConfigError, LockLost, LockNotHeld, QuorumUnavailable, Redlock, SelfDeadlock, Unsupported
 from asynclock.protocol.watchdog import TICK
 from tests.support.kinds_of_node import each_kind_of_node
+from tests.support.probes import acquisitions_of, in_outage
+from tests.support.servers import Servers
 from tests.support.still_clock import Still
-from tests.support.waiters import IN_VAIN
+from tests.support.waiters import IN_VAIN, until
 
 
 async def test_e8_entering_again_keeps_the_fence(redlock: Redlock, name: str) -> None:
@@ -183,6 +185,22 @@ async def test_an_entry_counts_against_its_timeout(redlock: Redlock, name: str) 
         assert await asyncio.create_task(lock.acquire(timeout=IN_VAIN)) is None
         waiting.cancel()
         await asyncio.wait({waiting})
+
+
+async def test_c20_a_second_task_of_an_owner_learns_of_the_outage(servers: Servers, name: str) -> None:
+    """It waits for the first one, which finds no server. At the end of its time it is told that, and not that another
+    owner holds the name."""
+    server = servers.start()
+    async with Redlock(server.url, patience=600.0) as client:
+        lock = client(name, reentrant=True, owner="us")
+        assert not await client(name).locked()
+        server.kill()
+        first = asyncio.create_task(lock.acquire(timeout=None))
+        await until(lambda: any(map(in_outage, acquisitions_of(client))))
+        with pytest.raises(QuorumUnavailable):
+            await lock.acquire(timeout=IN_VAIN)
+        first.cancel()
+        await asyncio.wait({first})
 
 
 def test_bad_owners_are_refused() -> None:

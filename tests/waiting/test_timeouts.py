@@ -22,7 +22,7 @@ from tests.support.gates import behind_gates
 from tests.support.kinds_of_node import each_kind_of_node
 from tests.support.probes import acquisitions_of, deliver_notice, tickets_of
 from tests.support.servers import Server
-from tests.support.still_clock import Still, forgotten, idle, turns
+from tests.support.still_clock import Far, Still, forgotten, idle, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import IN_VAIN, LIMIT, LONG, decided, until
 
@@ -342,3 +342,33 @@ async def test_the_one_try_beside_an_own_permit_may_take_all_the_time(server: Se
         assert await client.semaphore(name, 2).acquire(timeout=3.0) is None
         await theirs.release()
         await mine.release()
+
+
+@both
+async def test_the_one_try_beside_an_own_permit_keeps_a_short_timeout(name: str, nodes: int) -> None:
+    """The servers do not answer, and may take 20 s. The caller gave 0.3 s: it waits for that time, and for the answer
+    to a last question, but not until the nodes have been silent for as long as they may."""
+    still = Still(nodes, name)
+    far = [Far(still.clock) for _ in range(nodes)]
+    still.stores = list(far)
+    took: list[float] = []
+
+    async def twice(client: Redlock) -> None:
+        semaphore = client.semaphore(name, 2)
+        async with semaphore:
+            for store in far:
+                store.rtt = 1000.0
+            began = still.clock.now()
+            with pytest.raises(QuorumUnavailable):
+                await semaphore.acquire(timeout=0.3)
+            took.append(still.clock.now() - began)
+            for store in far:
+                store.rtt = 0.0
+
+    async with still.client(lease=LONG, node_timeout=20.0) as client:
+        asking = asyncio.create_task(twice(client))
+        while not asking.done():
+            still.clock.advance(0.05)
+            await turns()
+        await asking
+    assert took[0] < 1.0
