@@ -51,7 +51,7 @@ compile: $(TEST)
 check: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-# Every change of the scripts, where `make test` tries one in 60; and more random histories. Eight minutes.
+# Every change of the scripts, where `make test` tries one in 120; and more random histories. Eight minutes.
 mutants: $(TEST)
 	ASYNCLOCK_MUTANTS=all $(BIN)/python -m pytest -n 3 -o faulthandler_timeout=0 \
 		tests/agreement/test_mutex_mutants.py tests/agreement/test_shared_mutants.py

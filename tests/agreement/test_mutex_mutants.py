@@ -148,4 +148,4 @@ def test_each_line_of_the_script_is_needed(stage: Stage) -> None:
     """Every change is noticed, but for those in EQUIVALENT."""
     jury = jury_of(stage)
     jury.check(SCRIPT)
-    assert survivors(jury, SCRIPT, EQUIVALENT, each=60, others=SHARED) == []
+    assert survivors(jury, SCRIPT, EQUIVALENT, each=120, others=SHARED) == []

@@ -181,4 +181,4 @@ def test_each_line_of_the_scripts_is_needed(stage: Stage, family: str) -> None:
     """Every change is noticed, but for those in EQUIVALENT."""
     jury, others = jury_of(stage, family), OTHERS[family]
     jury.check(SCRIPTS[family])
-    assert survivors(jury, SCRIPTS[family], EQUIVALENT[family], each=72, others=others) == []
+    assert survivors(jury, SCRIPTS[family], EQUIVALENT[family], each=144, others=others) == []

@@ -74,11 +74,9 @@ def test_all_scenes_can_be_explored(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", [name for name, _ in walks.scenes()])
 def test_a_walk_finds_nothing(name: str) -> None:
-    """Through each scene."""
-    scene = dict(walks.scenes())[name]
-    for seed in range(3):
-        flaw = walks.walk(scene, seed).flaw
-        assert flaw is None, f"seed {seed}\n{flaw}"
+    """Through each scene. `make explore` draws many more of them."""
+    flaw = walks.walk(dict(walks.scenes())[name], 0).flaw
+    assert flaw is None, f"\n{flaw}"
 
 
 def test_a_walk_is_repeated_by_its_seed() -> None:
