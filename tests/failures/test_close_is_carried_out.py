@@ -12,15 +12,13 @@ import pytest
 
 from asynclock import Lease, Redlock
 from asynclock.events import Event, ReleaseFailed
-from asynclock.runtime import shutdown
 from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import handlers as _handlers
-from asynclock.stores.redis import node as _node
 from tests.support.closing_probes import is_cut
 from tests.support.default_keys import key_of
 from tests.support.probes import connection_of, intercept_notices, nodes_of
 from tests.support.servers import Server
-from tests.support.waiters import LIMIT, in_queue, queue, until, urls_of
+from tests.support.waiters import LIMIT, back, in_queue, queue, until, urls_of
 
 pytestmark = pytest.mark.both_loops("the loop closes the transports")
 
@@ -37,23 +35,16 @@ NODE_TIMEOUT = 0.05
 
 
 @pytest.fixture(autouse=True)
-def patient_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_closes(monkeypatch: pytest.MonkeyPatch, patient_farewells: None) -> None:
     """A close waits for as long as the test does. Also a busy machine then ends it in time."""
+    del patient_farewells
     monkeypatch.setattr(_delivery, "AT_MOST", LIMIT)
-    monkeypatch.setattr(_node, "_FAREWELL", LIMIT)
-    monkeypatch.setattr(shutdown, "CLOSING", 2 * LIMIT)
 
 
 @pytest.fixture
 def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent server is not taken for one that is down."""
     monkeypatch.setattr(_handlers, "_SILENCE", 2 * LIMIT)
-
-
-@pytest.fixture
-def impatient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken for that as soon as possible, after three node timeouts."""
-    monkeypatch.setattr(_handlers, "_SILENCE", 0.0)
 
 
 def client_of(servers: Sequence[Server], node_timeout: float = NODE_TIMEOUT) -> Redlock:
@@ -125,13 +116,17 @@ async def test_a19_a_release_that_had_no_majority_is_carried_out(five: Sequence[
     await until(lambda: are_free(five, name))
 
 
-@pytest.mark.usefixtures("impatient_connections")
-async def test_a19_leases_end_where_the_silent_connections_were_given_up(five: Sequence[Server], name: str) -> None:
+@pytest.mark.usefixtures("patient_connections")
+async def test_a19_leases_end_where_the_silent_connections_were_given_up(
+    five: Sequence[Server], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three of five servers do not run for so long that the closing client takes them for dead. It connects again, and
     waits until all releases have been answered there."""
     client = client_of(five[:])
     leases = await many_leases(client, name)
+    await back(client)
     silent = [connection_of(node) for node in nodes_of(client)[:3]]
+    monkeypatch.setattr(_handlers, "_SILENCE", 0.0)  # from now on three node timeouts are enough
     async with still(five[:3]) as thaw:
         closing = asyncio.create_task(client.aclose())
         await until(lambda: all(is_cut(each) for each in silent))

@@ -52,6 +52,7 @@ def is_busy(server: Server) -> bool:
 
 @nodes
 @pytest.mark.parametrize("released", [False, True])
+@pytest.mark.usefixtures("patient_farewells")
 async def test_a17_a_release_is_delivered_by_a_new_connection(
     servers: Servers, name: str, nodes: int, released: bool
 ) -> None:
@@ -70,6 +71,7 @@ async def test_a17_a_release_is_delivered_by_a_new_connection(
 
 
 @nodes
+@pytest.mark.usefixtures("patient_farewells")
 async def test_a17_a_release_that_a_busy_server_refused_is_delivered(servers: Servers, name: str, nodes: int) -> None:
     """A majority answers BUSY to the release, and can serve again when the client closes: no key is left."""
     some = [servers.start("--busy-reply-threshold", "1") for _ in range(nodes)]

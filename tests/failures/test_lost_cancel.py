@@ -7,6 +7,8 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from asynclock import Redlock
 from asynclock.stores.redis.store import RedisStore
 from tests.support.default_keys import key_of
@@ -61,6 +63,7 @@ class OutlivesCancel(RedisStore):
         await self.goes_on.wait()
 
 
+@pytest.mark.usefixtures("patient_farewells")
 async def test_a10_a_connection_that_comes_while_the_client_closes_is_closed(server: Server, name: str) -> None:
     """A client that closes does not wait long for a connect that its cancel does not end. It connects once more to
     deliver a release. Both connections are closed, and the name is free."""

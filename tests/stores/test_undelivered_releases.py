@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import Redlock
 from asynclock.events import NodeDown, ReleaseFailed
+from asynclock.runtime import shutdown
 from asynclock.stores import transactional
 from asynclock.stores.sql import SQLStore, pool, single, transactions
 from asynclock.stores.sql.engines import url_of
@@ -241,6 +242,7 @@ async def test_f23_a_client_that_closes_delivers_what_it_can(
     """The releases fail, and work again before the close of the client is over."""
     del short_limits
     monkeypatch.setattr(transactional, "AT_MOST", LIMIT)
+    monkeypatch.setattr(shutdown, "CLOSING", 2 * LIMIT)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(holder(postgresql.url))
         async with postgresql.locked():
@@ -257,6 +259,7 @@ async def test_f23_a_client_that_closes_waits_for_releases_that_are_overdue(
 ) -> None:
     """Their callers have given up, and their statements wait for a lock."""
     monkeypatch.setattr(transactional, "AT_MOST", LIMIT)
+    monkeypatch.setattr(shutdown, "CLOSING", 2 * LIMIT)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(holder(postgresql.url))
         async with postgresql.locked():
