@@ -214,6 +214,7 @@ async def own_waiters(
         await asyncio.gather(*waiting, return_exceptions=True)  # the client was closed
 
 
+@pytest.mark.usefixtures("no_looks")
 async def test_a19_a_close_notifies_no_waiter_of_its_own(five: Sequence[Server], name: str) -> None:
     """A client with all places of a semaphore and 40 waiters closes: the servers send no notice. Each of its releases
     and withdrawals would notify up to 16 of the waiters, and the close would last for all of these notices."""

@@ -1,3 +1,4 @@
-"""A fixture of this folder."""
+"""Fixtures of this folder."""
 
+from tests.support.no_looks import no_looks  # noqa: F401 - a fixture
 from tests.support.patient_connects import patient_connects  # noqa: F401 - a fixture

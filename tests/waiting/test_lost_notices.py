@@ -130,7 +130,7 @@ async def test_e15_validity_counts_from_the_sending_that_was_granted(name: str) 
 
 
 class Lossy(Proxy):
-    """Loses one reply or notice on request."""
+    """Loses one notice on request."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server.path.with_suffix(".p"), server.path)
@@ -139,13 +139,14 @@ class Lossy(Proxy):
 
     async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
-            if self.loses:
+            if self.loses and data.startswith(b">"):  # a reply may come before the notice
                 self.loses = False
                 self.lost.set()
             else:
                 writer.write(data)
 
 
+@pytest.mark.usefixtures("no_looks")
 async def test_c18_granted_and_asked_again(server: Server, name: str) -> None:
     """The notice of a grant is lost. The renewal of the ticket is answered with the same fence, and the key's end moves
     with the answer."""

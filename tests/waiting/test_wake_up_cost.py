@@ -12,7 +12,6 @@ import pytest
 from asynclock import Lease, LockLost, Redlock
 from asynclock.rules.model import Verb
 from asynclock.stores.port import Notice
-from asynclock.stores.redis import rights
 from asynclock.stores.redis.handlers import IgnoredCommand
 from tests.support.default_keys import key_of
 from tests.support.probes import connection_of, contended, intercept_notices, nodes_of, ping, unanswered
@@ -104,13 +103,6 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
         assert crowd.waiting == clients * each - 1
         cost = counted(servers) - before
         return cost, received.notices
-
-
-@pytest.fixture
-def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client with waiters tries from time to time whether its servers publish still. On a busy machine these trials
-    would be counted, too."""
-    monkeypatch.setattr(rights, "LOOK", LONG)
 
 
 async def test_a_release_that_grants_follows_a_ping(server: Server, name: str) -> None:
