@@ -14,9 +14,9 @@ from asynclock import Lease, Redlock
 from asynclock.protocol.rounds import POLLED
 from asynclock.rules.model import polls
 from asynclock.stores.redis import rights
-from tests.support.probes import acquisitions_of, id_of, listens, tickets_of
+from tests.support.probes import acquisitions_of, id_of, listens, nodes_of, tickets_of
 from tests.support.servers import Server
-from tests.support.waiters import LIMIT, PATIENT, SHORT, in_queue, processes, queue, until
+from tests.support.waiters import LIMIT, PATIENT, SHORT, back, in_queue, processes, queue, until
 
 FAR: dict[str, Any] = {**PATIENT, "lease": 300.0, "max_lease": 300.0}
 """A waiter renews its ticket after 80 s at the earliest."""
@@ -40,13 +40,15 @@ async def test_f22_notices_that_are_permitted_later(
     caplog.set_level(logging.INFO, "asynclock")
     urls = [each.user("resetchannels") for each in five[:nodes]]
     async with Redlock(*urls, **FAR) as holder, Redlock(*urls, **FAR) as client:
+        await back(client)  # the last of three nodes may be late
         async with holder(name):
             waiting = asyncio.create_task(client(name).acquire(timeout=LIMIT))
             await until(lambda: acquisitions_of(client))
             assert not listens(client)
             for each in five[:nodes]:
                 each.allow("&asynclock~*")
-            await until(lambda: listens(client) and tickets_of(client))
+            # All of them: without a waiter, the next look would be ten seconds later.
+            await until(lambda: all(node.listens for node in nodes_of(client)) and tickets_of(client))
         lease = await waiting
         assert lease
         await lease.release()
