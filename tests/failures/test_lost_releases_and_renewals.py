@@ -101,7 +101,10 @@ async def test_a_renewal_sent_again_after_the_leave(servers: Any, name: str) -> 
     its leaving is carried out; only then comes the reply that the renewal met no script. It is sent again, and leaves
     no ticket."""
     some = [servers.start() for _ in range(3)]
-    async with Redlock(*urls_of(some), lease=LONG) as first, behind_proxies(some, lease=LONG) as (second, proxies):
+    async with (
+        Redlock(*urls_of(some), lease=LONG) as first,
+        behind_proxies(some, lease=LONG, node_timeout=5.0) as (second, proxies),
+    ):
         lease = await first(name).acquire(timeout=None)
         waiting = asyncio.create_task(second(name).acquire(timeout=None))
         await until(lambda: in_queue(some, name, 1)() and idle(second))
@@ -129,7 +132,10 @@ async def test_an_undo_sent_again_after_the_leave(servers: Any, name: str) -> No
     the hold, and stores no ticket."""
     some = [servers.start() for _ in range(3)]
     odd = some[0]
-    async with Redlock(*urls_of(some), lease=LONG) as first, behind_proxies(some, lease=LONG) as (second, proxies):
+    async with (
+        Redlock(*urls_of(some), lease=LONG) as first,
+        behind_proxies(some, lease=LONG, node_timeout=5.0) as (second, proxies),
+    ):
         lease = await first(name).acquire(timeout=None)
         waiting = asyncio.create_task(second(name).acquire(timeout=None))
         await until(lambda: in_queue(some, name, 1)() and idle(second))
