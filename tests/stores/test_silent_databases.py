@@ -233,7 +233,7 @@ async def test_a3_a_connect_that_is_cancelled_leaves_no_error(postgresql_url: st
         try:
             await (await task).close()
         except asyncio.CancelledError:
-            turns += 1
+            turns += 1 + turns // 20  # on a busy machine a connect takes thousands of turns, and nearly all are alike
         else:
             cancelled = False
         del task
