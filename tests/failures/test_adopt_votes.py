@@ -126,7 +126,10 @@ async def test_an_adoption_is_not_sent_again_after_it_was_given_up(servers: Serv
     its undo is carried out; only then comes the reply that the adoption met no script. It is not sent again: the hold
     stays as it was, and the handle serves another adopter."""
     some = [servers.start() for _ in range(nodes)]
-    async with Redlock(*urls_of(some), lease=LONG) as giver, behind_proxies(some, lease=LONG) as (taker, proxies):
+    async with (
+        Redlock(*urls_of(some), lease=LONG) as giver,
+        behind_proxies(some, lease=LONG, node_timeout=5.0) as (taker, proxies),
+    ):
         await taker.health()
         lease = await giver(name).acquire(timeout=None)
         handle = await lease.detach()
