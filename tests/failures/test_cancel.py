@@ -22,7 +22,7 @@ from tests.support.probes import nodes_of, renew_now, valid_until
 from tests.support.proxy import RELEASE, Proxy, cancelled_at
 from tests.support.servers import Server
 from tests.support.told import told
-from tests.support.waiters import LIMIT, LONG, is_free, until
+from tests.support.waiters import BRIEF, LIMIT, LONG, is_free, until
 
 pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
 
@@ -196,7 +196,7 @@ async def test_a11_left_in_another_task(held_by_a_fixture: Any, redlock: Redlock
 
 async def test_a11_loss_sets_the_event_only(redlock: Redlock, name: str) -> None:
     """The task that entered has ended: the loss cancels no task, and the end of the block raises LockLost."""
-    lock = redlock(name, max_hold=0.05)
+    lock = redlock(name, max_hold=BRIEF)
     lease = await asyncio.create_task(lock.__aenter__())
     assert await lease.wait_lost() is True
     with pytest.raises(LockLost):
@@ -229,7 +229,7 @@ async def test_a11_async_generator_closed_elsewhere(redlock: Redlock, name: str)
 async def test_a12_the_bodys_exception_is_raised(redlock: Redlock, name: str) -> None:
     """The body raised and the lease was lost: the body's exception is raised, the loss is its note."""
     with pytest.raises(KeyError) as caught:
-        async with redlock(name, max_hold=0.02) as lease:
+        async with redlock(name, max_hold=BRIEF) as lease:
             with contextlib.suppress(asyncio.CancelledError):
                 await lease.wait_lost()
                 await asyncio.Event().wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from asynclock import Lease, Lock, LockLost, LockNotHeld, Redlock
 from tests.support.eager_tasks import eagerly
 from tests.support.probes import lose
-from tests.support.waiters import LIMIT, is_free
+from tests.support.waiters import BRIEF, LIMIT, is_free
 
 pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
 
@@ -35,7 +36,7 @@ async def test_a8_a_block_in_the_clean_up_of_a_cancelled_task(redlock: Redlock, 
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             with pytest.raises(LockLost):
-                async with redlock(name, max_hold=0.05):
+                async with redlock(name, max_hold=BRIEF):
                     await asyncio.Event().wait()
             assert current().cancelling() == 1
             await asyncio.sleep(0)
@@ -54,7 +55,7 @@ async def test_a11_a_block_left_in_another_task_takes_no_cancel_back(redlock: Re
     """The task that entered lives on elsewhere when the lease is lost, and is cancelled. Another task leaves the block,
     itself cancelled from outside or at its end. It neither uncancels the first task, nor takes its own cancel for the
     library's."""
-    lock = redlock(name, max_hold=0.05)
+    lock = redlock(name, max_hold=BRIEF)
     entered, left = asyncio.Event(), asyncio.Event()
     counts: list[int] = []
 
@@ -102,7 +103,7 @@ async def test_a8_an_outside_cancel_as_the_block_ends(redlock: Redlock, name: st
 
     async def work() -> None:
         try:
-            async with redlock(name, max_hold=0.05):
+            async with redlock(name, max_hold=BRIEF):
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
                 asyncio.get_running_loop().call_soon(current().cancel)
@@ -121,7 +122,7 @@ async def test_a8_an_outside_cancel_as_the_block_ends(redlock: Redlock, name: st
 async def test_a8_a_timeout_as_the_block_ends(redlock: Redlock, name: str) -> None:
     """As above, but an asyncio.timeout around the block cancels: it raises TimeoutError, and no cancel follows."""
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(None) as limit, redlock(name, max_hold=0.05):
+        async with asyncio.timeout(None) as limit, redlock(name, max_hold=BRIEF):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
             limit.reschedule(0)
@@ -182,9 +183,9 @@ async def test_a9_a_body_that_finds_the_loss_itself_is_not_cancelled(redlock: Re
     block or after it."""
     cleaned_up = 0
     with pytest.raises(LockLost):
-        async with redlock(name, max_hold=0.02) as lease:
+        async with redlock(name, max_hold=BRIEF) as lease:
             while lease.held:  # without a turn of the loop, no watchdog comes first
-                pass
+                time.sleep(0.01)
             with pytest.raises(LockLost):
                 await lease.extend()
             for _ in range(3):
@@ -201,7 +202,7 @@ async def test_a8_an_error_of_the_body_after_the_loss(redlock: Redlock, name: st
     """The body turns the cancel of the loss into an error of its own. That error comes out, with a note, and the cancel
     is undone."""
     with pytest.raises(ZeroDivisionError) as raised:
-        async with redlock(name, max_hold=0.05):
+        async with redlock(name, max_hold=BRIEF):
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -215,11 +216,11 @@ async def test_a9_a_loss_that_an_eager_task_finds_out(redlock: Redlock, name: st
     """An eager task (Python 3.12) runs inside a step of the task that makes it. If it finds the loss, the holder is
     cancelled while it runs, and may reach the end of its block before that cancel is delivered. The cancel does not
     come after the block."""
-    lock = redlock(name, max_hold=0.02)
+    lock = redlock(name, max_hold=BRIEF)
     with pytest.raises(LockLost):
         async with lock as lease:
             while lease.held:  # without a turn of the loop
-                pass
+                time.sleep(0.01)
             assert eagerly(lease.wait_lost()) is True
             assert current().cancelling() == 1
     for _ in range(3):
@@ -235,9 +236,9 @@ async def test_a9_the_body_raises_after_an_eager_task_found_the_loss(
     after it. (A CancelledError that the body raises is that of the loss.)"""
     caught = LockLost if error is asyncio.CancelledError else error
     with pytest.raises(caught):
-        async with redlock(name, max_hold=0.02) as lease:
+        async with redlock(name, max_hold=BRIEF) as lease:
             while lease.held:  # without a turn of the loop
-                pass
+                time.sleep(0.01)
             assert eagerly(lease.wait_lost()) is True
             raise error
     for _ in range(3):
@@ -251,9 +252,9 @@ async def test_a8_a_cancel_from_outside_comes_with_that_of_an_eager_task(redlock
 
     async def work() -> None:
         try:
-            async with redlock(name, max_hold=0.02) as lease:
+            async with redlock(name, max_hold=BRIEF) as lease:
                 while lease.held:  # without a turn of the loop
-                    pass
+                    time.sleep(0.01)
                 assert eagerly(lease.wait_lost()) is True
                 current().cancel()
                 raise ZeroDivisionError

@@ -12,7 +12,7 @@ import pytest
 from asynclock import LockLost, LockTimeout, Redlock
 from tests.support.probes import end_of, watched_by
 from tests.support.servers import Server
-from tests.support.waiters import is_free
+from tests.support.waiters import BRIEF, is_free
 
 pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
 
@@ -28,7 +28,7 @@ async def test_a8_loss_and_outside_cancel_at_once(server: Server, name: str, out
             task = asyncio.current_task()
             assert task
             try:
-                async with redlock(name, max_hold=0.05):
+                async with redlock(name, max_hold=BRIEF):
                     inside.set()
                     await asyncio.Event().wait()
             finally:
@@ -76,10 +76,10 @@ async def test_a8_timeouts_around_and_inside_keep_working(redlock: Redlock, name
 async def test_a8_loss_inside_an_anyio_scope(redlock: Redlock, name: str, scope_first: bool) -> None:
     """A scope cancelled in the turn of the loss ends as cancelled; without it, LockLost comes out."""
     with anyio.CancelScope() as scope:
-        async with redlock(name, max_hold=0.05) as lease:
+        async with redlock(name, max_hold=BRIEF) as lease:
             if scope_first:
                 while lease.held:  # the loop is blocked: no task can have been cancelled
-                    time.sleep(0.001)
+                    time.sleep(0.01)
                 scope.cancel()
                 await lease.wait_lost()
             else:
@@ -90,7 +90,7 @@ async def test_a8_loss_inside_an_anyio_scope(redlock: Redlock, name: str, scope_
     assert scope.cancelled_caught
     with pytest.raises(LockLost):
         with anyio.CancelScope():
-            async with redlock(name, max_hold=0.05):
+            async with redlock(name, max_hold=BRIEF):
                 await anyio.sleep_forever()
     task = asyncio.current_task()
     assert task
@@ -101,9 +101,9 @@ async def test_a9_loss_found_by_the_holder_itself(server: Server, name: str) -> 
     """A task whose own call finds the loss gets LockLost from it, and no CancelledError after the block."""
     async with Redlock(server.url) as redlock:
         with pytest.raises(LockLost):
-            async with redlock(name, max_hold=0.02) as lease:
+            async with redlock(name, max_hold=BRIEF) as lease:
                 while lease.held:  # without a turn of the loop, no watchdog comes first
-                    pass
+                    time.sleep(0.01)
                 with pytest.raises(LockLost):
                     await lease.extend()
         for _ in range(3):

@@ -40,6 +40,10 @@ two thirds of it are left."""
 PATIENT: dict[str, Any] = {"node_timeout": 5.0, "connect_timeout": LIMIT / 2, "patience": LIMIT}
 """Options of a client for which a busy machine is no outage."""
 
+BRIEF = 0.5
+"""A max_hold whose end a test waits for. A busy machine may stall a process for so long that the end of a much shorter
+one comes before the body begins, and then it does not begin."""
+
 RENEWED_AFTER = 0.8 / 3
 """The share of its life after which a ticket is renewed at the soonest."""
 
