@@ -50,7 +50,7 @@ async def test_a_node_goes_down_and_comes_up(
 ) -> None:
     """Told once each, however often the client tries to connect; a WARNING and an INFO."""
     caplog.set_level(logging.INFO, "asynclock")
-    async with Redlock(*urls_of(five), trust_restarts=True, node_timeout=0.3) as client:
+    async with Redlock(*urls_of(five), trust_restarts=True, node_timeout=1.5) as client:
         await back(client)
         caplog.clear()
         with told(client) as seen:
@@ -186,7 +186,7 @@ async def test_a_failed_release_says_what_each_node_said(servers: Servers, name:
     """A node that was down at the acquire is not asked to release. It is named if it is still down, with the reason
     for that; and not if it is up again."""
     gone, up, *silent = (servers.start() for _ in range(5))
-    async with Redlock(*urls_of([gone, up, *silent]), lease=LONG, node_timeout=0.6) as client:
+    async with Redlock(*urls_of([gone, up, *silent]), lease=LONG, node_timeout=1.5) as client:
         gone.freeze()
         node = nodes_of(client)[0]
         await client(name).locked()
@@ -213,7 +213,7 @@ async def test_a_release_that_leaves_a_majority_free_is_no_warning(servers: Serv
     """One of three nodes was down at the acquire, and is not asked to release; another one does not answer. The first
     and the third can grant the name, so it does not stay taken."""
     gone, silent, up = (servers.start() for _ in range(3))
-    async with Redlock(*urls_of([gone, silent, up]), lease=LONG, node_timeout=0.6) as client:
+    async with Redlock(*urls_of([gone, silent, up]), lease=LONG, node_timeout=1.5) as client:
         gone.freeze()
         node = nodes_of(client)[0]
         await client(name).locked()
