@@ -98,7 +98,7 @@ async def test_c21_the_default_is_a_second(silent: list[str], monkeypatch: pytes
 
 async def test_c21_a_short_timeout_names_the_stage_too(silent: list[str]) -> None:
     """And what to check. The attempt to connect has not ended yet."""
-    said = await refused(f"redis://{silent[0]}", timeout=0.2, connect_timeout=30)
+    said = await refused(f"redis://{silent[0]}", timeout=1.0, connect_timeout=30)
     assert "not connected yet: no reply to HELLO; check host and port, and whether both sides use TLS" in said
 
 

@@ -76,7 +76,7 @@ async def test_f14_a_short_timeout_names_the_lookup_too(host_names: HostNames) -
     host_names.mute("a.test")
     async with aclosing(Redlock("redis://a.test", connect_timeout=30)) as client:
         with pytest.raises(QuorumUnavailable, match=f"a.test:6379 is not connected yet: {NO_ANSWER}"):
-            await client("order:42").acquire(timeout=0.2)
+            await client("order:42").acquire(timeout=1.0)
 
 
 async def test_f14_the_master_that_sentinels_name(host_names: HostNames, sentinel_deployment: Deployment) -> None:

@@ -16,7 +16,7 @@ from asynclock import ConfigError, Lock, Redlock, Skipped
 from asynclock.stores.redis.replies import ACL_COMMANDS
 from tests.support.probes import client_of, listens, parts_of, tickets_of
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LIMIT, healthy, until
+from tests.support.waiters import LIMIT, PATIENT, healthy, until
 
 KINDS: dict[str, Callable[..., Lock]] = {
     "mutex": lambda client, name, **options: client(name, **options),
@@ -133,7 +133,10 @@ async def test_c13_the_recommended_rule_is_what_a_client_needs(
     four = [servers.start() for _ in range(4)]
     urls = [pasted(each, rule, prefix="app:") for each in four]
     for nodes in ([f"{urls[0]}?db=1"], urls[1:]):
-        async with Redlock(*nodes, prefix="app:") as first, Redlock(*nodes, prefix="app:") as second:
+        async with (
+            Redlock(*nodes, prefix="app:", **PATIENT) as first,
+            Redlock(*nodes, prefix="app:", **PATIENT) as second,
+        ):
             assert listens(first)
             await everything(first, second)
     called, refused = map(set.union, *(commands(each) for each in four))
