@@ -4,6 +4,7 @@ their addresses."""
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -42,20 +43,28 @@ def uptime(server: Server) -> int:
     return int(said["uptime_in_seconds"])
 
 
+async def reconnect(proxy: Proxy, node: Any) -> float:
+    """Cut its connection. The seconds until it has another one."""
+    before, began = connection_of(node), time.monotonic()
+    proxy.cut()
+    await until(lambda: connection_of(node) not in (None, before))
+    return time.monotonic() - began
+
+
 async def test_a_server_without_a_run_id_that_restarts_casts_no_vote(servers: Servers, name: str) -> None:
     """Its age shows the restart. One warning says that this is not certain."""
     some = [servers.start() for _ in range(3)]
     await until(lambda: all(uptime(each) >= 4 for each in some))  # it counts whole seconds
     async with AsyncExitStack() as stack:
         proxies = await proxied(stack, NamelessProxy, some)
-        with pytest.warns(RuntimeWarning, match="INFO shows no run_id"):
-            client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), lease=LONG))
-        await works(client, name)
-        node = nodes_of(client)[0]
-        assert not in_quarantine(node)
-        before = connection_of(node)
-        proxies[0].cut()  # the server runs on
-        await until(lambda: connection_of(node) not in (None, before))
+        took = LIMIT
+        while took > 0.5:  # a server whose age is read late looks younger: again, with a client that knows nothing
+            with pytest.warns(RuntimeWarning, match="INFO shows no run_id"):
+                client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), lease=LONG))
+            await works(client, name)
+            node = nodes_of(client)[0]
+            assert not in_quarantine(node)
+            took = await reconnect(proxies[0], node)  # the server runs on
         assert not in_quarantine(node)
         some[0].restart()
         await until(lambda: node.error is None and in_quarantine(node))

@@ -103,7 +103,7 @@ async def test_a_loss_ends_every_block_of_the_owner(redlock: Redlock, name: str)
     async def worker(enter: int) -> None:
         nonlocal over
         with pytest.raises(LockLost) as caught:
-            async with redlock(name, reentrant=True, owner="us", max_hold=0.3):
+            async with redlock(name, reentrant=True, owner="us", max_hold=2.0):
                 for _ in range(enter):
                     await redlock(name, reentrant=True, owner="us").acquire()
                 inside.set()
