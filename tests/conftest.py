@@ -22,7 +22,14 @@ from asynclock import Redlock, _options
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
 from tests.support.containers import why_not
-from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together, name_group
+from tests.support.deployments import (
+    DEPLOYMENTS,
+    deployments_of,
+    has_servers_of_its_file,
+    is_left_out,
+    keep_together,
+    name_group,
+)
 from tests.support.host_names import host_names  # noqa: F401 - a fixture
 from tests.support.leaks import name_transports
 from tests.support.limits import (  # noqa: F401 - hooks of pytest
@@ -95,9 +102,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, A
 def _place(item: pytest.Item) -> int:
     """Of a test among all. Tests that share the servers of their file stay together: a worker stops these servers
     before it runs a test of another file."""
-    fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - pytest has no public name for it
-    of_the_file = any(each.scope == "module" for found in fixtures.values() for each in found)
-    return crc32((item.path.name if of_the_file else item.nodeid).encode())
+    return crc32((item.path.name if has_servers_of_its_file(item) else item.nodeid).encode())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

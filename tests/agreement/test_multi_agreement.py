@@ -13,7 +13,7 @@ from tests.support.shared_histories import Play, plays
 from tests.support.stage import Stage, playing
 
 
-@playing(100)
+@playing(50)
 @given(play=plays(FAMILIES["multi"][0], count=3))
 def test_decide_all_and_script_agree_over_hours(stage: Stage, play: Play) -> None:
     """All or none, the waiters of each name, who is served where, the one fence, and the notices."""

@@ -25,7 +25,7 @@ KINDS = pytest.mark.parametrize("kind", [MUTEX, FAIR], ids=["mutex", "fair"])
 
 @pytest.mark.timeout(180)
 @KINDS
-@playing(300)
+@playing(150)
 @given(steps=STILL)
 def test_decide_and_script_agree_over_hours(stage: Stage, kind: Kind, steps: Sequence[Step]) -> None:
     """While the clock stands still between steps and leaps with Pass."""
@@ -33,7 +33,7 @@ def test_decide_and_script_agree_over_hours(stage: Stage, kind: Kind, steps: Seq
 
 
 @KINDS
-@playing(50)
+@playing(25)
 @given(steps=LIVE)
 def test_decide_and_script_agree_in_real_time(stage: Stage, kind: Kind, steps: Sequence[Step]) -> None:
     """On the server's own clock and TIME, with leases of some ten ms."""

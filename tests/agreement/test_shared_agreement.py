@@ -14,7 +14,7 @@ from tests.support.shared_histories import Play, plays
 from tests.support.stage import Stage, playing
 
 
-@playing(120)
+@playing(60)
 @given(play=plays(["read-write"]))
 def test_decide_and_script_of_read_write_agree_over_hours(stage: Stage, play: Play) -> None:
     """Grants, the order of the waiters, service, expiry, and notices."""
@@ -22,7 +22,7 @@ def test_decide_and_script_of_read_write_agree_over_hours(stage: Stage, play: Pl
     Ensemble(stage, world).play(steps)
 
 
-@playing(120)
+@playing(60)
 @given(play=plays(["semaphore"]))
 def test_decide_and_script_of_semaphores_agree_over_hours(stage: Stage, play: Play) -> None:
     """The same, and which slots are taken."""

@@ -115,8 +115,8 @@ async def test_e15_nobody_believes_longer_than_the_nodes(
     """Many games with lost notices, lost commands, cancels, expiring leases, slow answers and none: see
     `check`."""
     served = 0
-    for number in range(40 // nodes):
+    for number in range(20 // nodes):
         game = Believers(nodes, f"{name}:{number}", fair, chance)
         await game.play(40)
         served += game.served
-    assert served > 20
+    assert served > 10

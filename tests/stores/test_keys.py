@@ -21,8 +21,10 @@ from tests.support.servers import Server, Servers
 from tests.support.waiters import PATIENT
 
 ODD = "{}{}ab:~"  # braces as often as not
-texts = st.one_of(st.text(ODD, max_size=8), st.text(st.characters(codec="utf-8"), max_size=8))
-names = st.one_of(st.text(ODD, min_size=1, max_size=8), st.text(st.characters(codec="utf-8"), min_size=1, max_size=8))
+CHARACTERS = st.characters(exclude_categories=("Cs",))
+"""Those of UTF-8. With `codec="utf-8"` Hypothesis would encode each of a million, once in each process."""
+texts = st.one_of(st.text(ODD, max_size=8), st.text(CHARACTERS, max_size=8))
+names = st.one_of(st.text(ODD, min_size=1, max_size=8), st.text(CHARACTERS, min_size=1, max_size=8))
 
 WEIRD = {
     "braces": "{user:1}:mail",
@@ -94,7 +96,7 @@ def test_d8_a_reserved_name_is_refused_when_the_lock_is_made() -> None:
         Redlock("memory:")(f"{RESERVED}used")
 
 
-@given(st.text(st.characters(codec="utf-8"), max_size=8), names)
+@given(st.text(CHARACTERS, max_size=8), names)
 def test_d8_keys_begin_with_the_prefix(rest: str, name: str) -> None:
     """ACL patterns such as ~lock:* need that."""
     prefix = f"lock:{rest.replace('{', '').replace('}', '')}"

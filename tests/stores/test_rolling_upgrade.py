@@ -37,7 +37,7 @@ def against(kind: str) -> str:
     return "write" if kind == "read" else kind
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def old_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the old package in it."""
     here = Path(__file__).parent
@@ -58,7 +58,7 @@ def old_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def old_process(old_package: Path) -> Iterator[Peer]:
     peer = Peer(old_package)
     yield peer

@@ -168,8 +168,17 @@ def is_left_out(item: pytest.Item) -> bool:
     return bool(name) and DEPLOYMENTS[name].leaves_out(item)
 
 
-_OF_ONE_WORKER = {"shared_cluster": "cluster", "shared_zookeeper": "zookeeper"}
+_OF_ONE_WORKER = {"shared_cluster": "cluster", "shared_zookeeper": "zookeeper", "sentinel_deployment": "sentinel"}
 """Fixtures of servers that cost much while they idle, and the group of the tests that use them."""
+
+_LONG = {"agreement"}
+"""Folders whose files take too long for one worker; their servers cost little."""
+
+
+def has_servers_of_its_file(item: pytest.Item) -> bool:
+    """Whether it uses a fixture that the tests of its file share."""
+    fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - pytest has no public name for it
+    return any(each.scope == "module" for found in fixtures.values() for each in found)
 
 
 def keep_together(item: pytest.Item) -> None:
@@ -181,6 +190,12 @@ def keep_together(item: pytest.Item) -> None:
         if fixture in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group(group))
             return
+    if (
+        has_servers_of_its_file(item)
+        and item.path.parent.name not in _LONG
+        and not item.get_closest_marker("xdist_group")
+    ):
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def name_group(item: pytest.Item) -> None:
