@@ -12,7 +12,7 @@ import pytest
 
 from asynclock import Redlock
 from tests.support.ports import free_port
-from tests.support.programs import REPO, run_python
+from tests.support.programs import REPO, STORES, run_python
 from tests.support.servers import Server
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, in_queue, until
@@ -87,7 +87,8 @@ def test_f9_a_child_has_no_socket_of_its_parent(
     table = f"?asynclock_table=forks_{loop}"
     urls = [server.url, postgresql_url + table, mariadb_url + table, shared_zookeeper.url()]
     ports = [each.rpartition(":")[2].partition("/")[0] for each in urls[1:]]
-    assert run_python(INHERITED, loop, " ".join(urls), f"{server.path} {' '.join(ports)}") == "fine\n"
+    told = run_python(INHERITED, loop, " ".join(urls), f"{server.path} {' '.join(ports)}", preload=STORES)
+    assert told == "fine\n"
 
 
 UNDER_WAY = (
@@ -117,13 +118,15 @@ begin(main)
 )
 
 
+@pytest.mark.xdist_group("database-programs")
 @loops
 @pytest.mark.parametrize("url", ["redis", "postgresql", "mysql", "zookeeper"])
 def test_f9_a_child_has_no_socket_that_its_parent_is_connecting(url: str, loop: str) -> None:
     """A server that accepts connections and says nothing: the connect is under way at the fork."""
     port = free_port()
     database = "/test" if url in {"postgresql", "mysql"} else ""
-    assert run_python(UNDER_WAY, loop, f"{url}://127.0.0.1:{port}{database}", str(port)) == "fine\n"
+    told = run_python(UNDER_WAY, loop, f"{url}://127.0.0.1:{port}{database}", str(port), preload=STORES)
+    assert told == "fine\n"
 
 
 FULL = """

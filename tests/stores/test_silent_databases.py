@@ -22,6 +22,7 @@ from tests.support.proxy import TcpProxy
 from tests.support.sql_states import idle_lines_of
 from tests.support.waiters import LIMIT, until
 
+of_databases = pytest.mark.xdist_group("database-programs")  # one process imports the drivers for all
 DRIVERS = {"postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy", "mysql": "mysql+asyncmy"}
 
 HOLDER = """
@@ -103,6 +104,7 @@ def program(text: str, *args: str) -> Program:
     )
 
 
+@of_databases
 @pytest.mark.parametrize("closes", ["closes", "ends"])
 @pytest.mark.parametrize("renew", ["thread", "loop", "of an engine"])
 async def test_f2_a_program_ends_over_a_silent_database(url: str, network: TcpProxy, closes: str, renew: str) -> None:
@@ -163,6 +165,7 @@ def is_closed(driver: Any) -> bool:
     return bool(driver.is_closed() if hasattr(driver, "is_closed") else limits.is_cut(driver))
 
 
+@of_databases
 async def test_a3_short_programs_with_a_thread_print_nothing(postgresql_url: str, name: str) -> None:
     """The thread of each is told to stop while it connects."""
     running = [program(SHORT, postgresql_url, f"{name}:{number}") for number in range(4)]

@@ -19,7 +19,7 @@ from asynclock.rules.model import ACQUIRE, Op, Verb
 from asynclock.stores import store_for
 from asynclock.stores.sql import SQLStore
 from tests.support.commands import examined
-from tests.support.programs import run_python
+from tests.support.programs import DATABASES, run_python
 from tests.support.services.mariadb import own_mariadb
 from tests.support.sql_states import administered
 from tests.support.still_clock import turns
@@ -208,11 +208,12 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.xdist_group("database-programs")
 @pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite"])
 def test_f3_a_disk_that_takes_no_more_is_an_outage_that_says_so(scheme: str, tmp_path: Path) -> None:
     """SQLite ends such a transaction itself. That its rollback fails then is not what the user reads. It goes on once
     the disk takes more."""
-    said = run_python(FULL, f"{scheme}:///{tmp_path}/locks.db").splitlines()
+    said = run_python(FULL, f"{scheme}:///{tmp_path}/locks.db", preload=DATABASES).splitlines()
     assert "disk I/O error" in said[0]
     assert said[-1] == "granted"
 

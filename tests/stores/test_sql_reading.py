@@ -18,10 +18,11 @@ import pytest
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from tests.support.commands import answered
 from tests.support.operators import Operated
-from tests.support.programs import run_python
+from tests.support.programs import DATABASES, run_python
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
 from tests.support.waiters import LIMIT, healthy, until
 
+of_databases = pytest.mark.xdist_group("database-programs")  # one process imports the drivers for all
 NO_RIGHT = "its user needs SELECT, INSERT, UPDATE and DELETE on the table"
 
 
@@ -206,17 +207,19 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@of_databases
 async def test_a_file_that_may_only_be_read_can_be_looked_at(folder: Path, name: str) -> None:
     """While a client has it open. To take a lock is a ConfigError at once."""
     url = f"sqlite:///{folder}/locks.db"
     async with Redlock(url) as client, client(name) as lease:
         writable(folder, False)
-        seen, refused = (await asyncio.to_thread(run_python, READER, url, name)).splitlines()
+        seen, refused = (await asyncio.to_thread(run_python, READER, url, name, preload=DATABASES)).splitlines()
         writable(folder, True)
         assert seen == f"{lease.fence} 1 True ['{name}']"
         assert "write rights on the file, and on its folder" in refused
 
 
+@of_databases
 @pytest.mark.parametrize("mode", [0o755, 0o777], ids=["folder-of-others", "folder-for-all"])
 async def test_a_reader_leaves_no_files_beside_a_file_that_nobody_has_open(folder: Path, name: str, mode: int) -> None:
     """They would belong to it, and the clients that write could not use them. The error says when it can be read."""
@@ -226,7 +229,7 @@ async def test_a_reader_leaves_no_files_beside_a_file_that_nobody_has_open(folde
     await until(lambda: [each.name for each in folder.iterdir()] == ["locks.db"])  # its thread may end after the client
     writable(folder, False)
     folder.chmod(mode)
-    (refused,) = (await asyncio.to_thread(run_python, READER, url, name)).splitlines()
+    (refused,) = (await asyncio.to_thread(run_python, READER, url, name, preload=DATABASES)).splitlines()
     writable(folder, True)
     assert "no client has it open: read it while a client has" in refused
     assert [each.name for each in folder.iterdir()] == ["locks.db"]

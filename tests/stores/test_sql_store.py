@@ -22,11 +22,12 @@ from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.rows import FLOOR, Row
 from asynclock.stores.sql.schema import ddl
 from tests.support.operators import alone
-from tests.support.programs import run_python
+from tests.support.programs import DATABASES, run_python
 from tests.support.services.postgresql import pgbouncer
 from tests.support.sql_states import database_of, read_rows, write_state
 from tests.support.waiters import LIMIT, until
 
+of_databases = pytest.mark.xdist_group("database-programs")  # one process imports the drivers for all
 PAGE = (Path(__file__).parents[2] / "docs" / "stores" / "sql.md").read_text()
 
 
@@ -53,10 +54,11 @@ def test_the_page_shows_the_statements_that_make_the_table() -> None:
     assert shown == ["".join(ddl(each.dialect()).split()) for each in (postgresql, mysql, sqlite)]
 
 
+@of_databases
 def test_the_snippets_of_the_page_run() -> None:
     """Each in an interpreter of its own, without a warning."""
     for snippet in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        assert ("fencing token" in run_python(snippet)) == ("asyncio.run" in snippet)
+        assert ("fencing token" in run_python(snippet, preload=DATABASES)) == ("asyncio.run" in snippet)
 
 
 async def test_c13_a_database_that_is_not_there_is_a_config_error(postgresql_url: str, mariadb_url: str) -> None:
@@ -295,6 +297,7 @@ async def test_another_driver_and_an_engine_of_sqlite(file: str, name: str) -> N
     await engine.dispose()
 
 
+@of_databases
 def test_c8_each_loop_and_each_child_has_connections_of_its_own(url: str, name: str) -> None:
     """A client that was used in one loop is used in the next one, and in a forked child."""
     run_python(
@@ -328,6 +331,7 @@ def test_c8_each_loop_and_each_child_has_connections_of_its_own(url: str, name: 
         """,
         url,
         name,
+        preload=DATABASES,
     )
 
 

@@ -23,6 +23,8 @@ from tests.support.programs import COMMANDS, DATABASES, Program, run, run_python
 from tests.support.sql_states import read_rows
 from tests.support.waiters import LIMIT, until
 
+of_databases = pytest.mark.xdist_group("database-programs")  # one process imports the drivers for all
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
@@ -46,6 +48,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@of_databases
 async def test_processes_share_a_file_and_may_be_killed(file: str, name: str, tmp_path: Path) -> None:
     """4 processes take turns; each is killed in turn, at any moment. No two are inside, and the fences rise."""
     shared = tmp_path / "shared"
@@ -117,10 +120,11 @@ assert os.waitpid(pid, 0)[1] == 0
 """
 
 
+@of_databases
 def test_a_forked_child_excludes_others_after_its_parent_has_closed(file: str) -> None:
     """The library of SQLite in the child does not take the locks of the parent for its own. If it did, the parent would
     delete the log of the child, and nobody would see what the child commits."""
-    assert run_python(FORKED, file) == "refused\n"
+    assert run_python(FORKED, file, preload=DATABASES) == "refused\n"
 
 
 def test_a_fork_waits_for_the_transaction_that_runs(tmp_path: Path) -> None:
@@ -259,6 +263,7 @@ def test_a_file_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch:
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
+@of_databases
 async def test_the_command_line(file: str, name: str) -> None:
     """run, ls, inspect and break work, and doctor ends without a traceback."""
 

@@ -22,6 +22,7 @@ from asynclock.stores.sql import SQLStore
 from tests.support.programs import DATABASES, Program, run
 from tests.support.waiters import LIMIT
 
+of_databases = pytest.mark.xdist_group("database-programs")  # one process imports the drivers for all
 LEASE = 60.0
 
 
@@ -103,6 +104,7 @@ async def client_of(path: Path, kind: str, **options: Any) -> AsyncIterator[Redl
 # -- relative paths ----------------------------------------------------------------------------------------------------
 
 
+@of_databases
 @pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite"])
 async def test_f18_a_relative_path_is_that_of_the_folder_in_which_the_store_was_made(
     scheme: str, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -121,6 +123,7 @@ async def test_f18_a_relative_path_is_that_of_the_folder_in_which_the_store_was_
     assert not (folder / "another/locks.db").exists()
 
 
+@of_databases
 async def test_f18_a_relative_path_through_a_link_is_the_file_that_the_system_opens(folder: Path, name: str) -> None:
     """Where a folder of the path is a link, `..` is the parent of its target."""
     (folder / "target/inner").mkdir(parents=True)
@@ -169,6 +172,7 @@ def delete_both(path: Path) -> None:
     Path(f"{path}-shm").unlink()
 
 
+@of_databases
 @pytest.mark.parametrize(
     ("kind", "change"),
     [(kind, change) for kind in ("sqlite", "engine") for change in (delete, rename, replace, delete_wal, delete_both)]
@@ -268,6 +272,7 @@ async def test_f18_a_new_file_has_its_own_clock(tmp_path: Path, name: str, monke
             await lease.release()
 
 
+@of_databases
 async def test_f18_connections_of_a_pool_may_have_another_file_open(tmp_path: Path, name: str) -> None:
     """Those that an engine had before the store was made are not used."""
     path = tmp_path / "locks.db"
@@ -280,6 +285,7 @@ async def test_f18_connections_of_a_pool_may_have_another_file_open(tmp_path: Pa
     await engine.dispose()
 
 
+@of_databases
 @pytest.mark.parametrize("mode", ["wal", "delete"])
 async def test_f18_connections_of_a_pool_may_have_other_logs_open(mode: str, tmp_path: Path, name: str) -> None:
     """Those with which the program itself opened -wal and -shm, before others replaced these two. It may have made the
@@ -302,6 +308,7 @@ async def test_f18_connections_of_a_pool_may_have_other_logs_open(mode: str, tmp
     await engine.dispose()
 
 
+@of_databases
 async def test_f18_a_locked_file_does_not_keep_the_program_from_connecting(tmp_path: Path, name: str) -> None:
     """With its own engine. Nor does such a connection keep a lock from being granted later."""
     path = tmp_path / "locks.db"
@@ -322,6 +329,7 @@ async def test_f18_a_locked_file_does_not_keep_the_program_from_connecting(tmp_p
     await engine.dispose()
 
 
+@of_databases
 async def test_f18_a_link_may_be_switched(tmp_path: Path, name: str) -> None:
     """As a deployment does it: from then on its clients use the file to which it leads."""
     path, old, new = (tmp_path / each for each in ("locks.db", "old.db", "new.db"))

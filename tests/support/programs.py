@@ -43,7 +43,9 @@ STRICT = ("-X", "dev", "-W", "error")
 LIBRARY = ("asynclock", "asynclock.stores.redis.store", "asynclock.stores.embedded.store")
 COMMANDS = (*LIBRARY, "asynclock.cli.run", "tests.support.parsed_command")
 DATABASES = (*LIBRARY, "asynclock.stores.sql.store", "aiosqlite", "asyncmy", "asyncpg")
-"""What programs import."""
+STORES = (*DATABASES, "asynclock.stores.zookeeper.store")
+"""What programs import. The drivers of databases take a second of CPU, so the tests whose programs import them are in
+the group "database-programs" of xdist: one worker imports them for all."""
 
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None
 """The number of the system call; None: programs start afresh."""
@@ -52,10 +54,10 @@ _CLONE_PARENT = 0x00008000  # the parent of the new process is the worker, and n
 _MOST = 1 << 20  # bytes of a request
 
 
-def run_python(program: str, *args: str, **env: str) -> str:
+def run_python(program: str, *args: str, preload: Sequence[str] = LIBRARY, **env: str) -> str:
     """The output of a program of its own; it must end well, and print no warning."""
     words = ["-c", QUIET + textwrap.dedent(program), *args]
-    done = run(words, LIBRARY, STRICT, env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", **env})
+    done = run(words, preload, STRICT, env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", **env})
     return _output(done)
 
 
