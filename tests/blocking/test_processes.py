@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from asynclock.blocking import Redlock
-from tests.support.programs import PYTHONPATH, QUIET, run_python
+from tests.support.programs import LIBRARY, PYTHONPATH, QUIET, Program, run, run_python
 from tests.support.waiters import LIMIT
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -101,8 +101,9 @@ def test_ctrl_c_at_a_wait_ends_the_program(client: Redlock, shared_urls: list[st
         client(sys.argv[2]).acquire()
         """
     with client(name):
-        running = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program), shared_urls[0], name],
+        running = Program(
+            ["-c", textwrap.dedent(program), shared_urls[0], name],
+            LIBRARY,
             env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"},
             stderr=subprocess.PIPE,
             text=True,
@@ -413,14 +414,9 @@ def test_a_lock_is_free_after_the_lease_of_a_killed_holder(client: Redlock, shar
             print("held", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), shared_urls[0], name],
-        env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"held\n")
+    words = ["-c", textwrap.dedent(program), shared_urls[0], name]
+    done = run(words, LIBRARY, env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"})
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "held\n")
     with client(name, timeout=LIMIT):
         pass
 

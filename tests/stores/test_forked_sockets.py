@@ -12,7 +12,7 @@ import pytest
 
 from asynclock import Redlock
 from tests.support.ports import free_port
-from tests.support.programs import REPO, STORES, run_python
+from tests.support.programs import LIBRARY, STORES, Program, run_python
 from tests.support.servers import Server
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, in_queue, until
@@ -236,7 +236,7 @@ begin(main)
 @asynccontextmanager
 async def waiter(*args: str) -> AsyncIterator[subprocess.Popen[bytes]]:
     """A program that waits; it and its child end with the block."""
-    program = subprocess.Popen([sys.executable, "-c", WAITER, *args], cwd=REPO, stdin=subprocess.PIPE)
+    program = Program(["-c", WAITER, *args], LIBRARY, stdin=subprocess.PIPE)
     assert program.stdin is not None
     try:
         yield program
