@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,51 @@ async def test_next():
 """
 
 
-def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """pytest over this program, with our conftest and settings."""
+SLOW = """
+import time
+import pytest
+from tests.support import limits
+
+class Slow:
+    def __repr__(self):
+        time.sleep(1)
+        return "slow"
+
+@pytest.fixture
+def slow(monkeypatch):
+    monkeypatch.setattr(limits, "_AGAIN", 0.2)
+    return Slow()
+
+def test_whose_report_takes_long(slow):
+    time.sleep(1000)
+
+@pytest.mark.timeout(60)
+def test_next():
+    pass
+"""
+
+GROUPED = """
+import os
+from pathlib import Path
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+@pytest.fixture
+def shared_zookeeper():
+    return None
+
+@pytest.mark.parametrize("number", range(20))
+def test_of_the_group(number, shared_zookeeper):
+    Path(f"{os.getpid()}.worker").touch()
+"""
+
+
+def run(folder: Path, programs: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    """pytest over these programs, with our conftest and settings. Each start of pytest costs two seconds of CPU."""
     folder.joinpath("conftest.py").write_text("from tests.conftest import *\n")
-    folder.joinpath("test_hanging.py").write_text(program)
+    for name, program in programs.items():
+        folder.joinpath(f"test_{name}.py").write_text(program)
     settings = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), "-p", "no:cacheprovider"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *settings, *options, str(folder)],
@@ -90,8 +132,10 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
 
 @pytest.mark.timeout(240)
 def test_a_test_that_hangs_fails(tmp_path: Path) -> None:
-    """On both loops; also where the loop is blocked, and in the tear-down of a test that failed. The next test runs."""
-    ran = run(tmp_path, HANGS, "-o", "timeout=1.5")
+    """On both loops; also where the loop is blocked, and in the tear-down of a test that failed. The next test runs.
+    The report of a hang may take long, as on a busy machine: the next signal would interrupt pytest itself, and end the
+    run of all tests."""
+    ran = run(tmp_path, {"hanging": HANGS, "slow": SLOW}, "-o", "timeout=1.5")
     assert ran.returncode == 1, ran.stdout + ran.stderr
     why = "tests.support.limits.Hung: Timeout (>1.5s)"
     for loop in ("asyncio", "uvloop"):
@@ -100,72 +144,19 @@ def test_a_test_that_hangs_fails(tmp_path: Path) -> None:
         assert f"ERROR test_hanging.py::test_tear_down_after_a_failure[{loop}] - {why}" in ran.stdout
     for name in ("child_process", "that_swallows_one_signal"):
         assert f"FAILED test_hanging.py::test_{name} - {why}" in ran.stdout
-    assert "14 failed, 2 passed" in ran.stdout
+    assert f"FAILED test_slow.py::test_whose_report_takes_long - {why}" in ran.stdout
+    assert "15 failed, 3 passed" in ran.stdout
     assert re.search(r"1 wait here:\n.* in test_coroutine\n.* in never_set\n", ran.stdout)
 
 
 @pytest.mark.timeout(240)
-def test_a_test_that_hangs_in_a_worker_fails(tmp_path: Path) -> None:
-    """With xdist the worker lives on."""
-    ran = run(tmp_path, HANGS, "-o", "timeout=3", "-n", "1", "-k", "coroutine or next")
-    assert "2 failed, 2 passed" in ran.stdout
+def test_workers(tmp_path: Path) -> None:
+    """With xdist a worker lives on after a test that hangs. One worker has the tests of a group: the others need not
+    start its servers, which would cost CPU while they idle."""
+    options = ("-n", "2", "--dist", "loadgroup", "-o", "timeout=3", "-k", "coroutine or next or of_the_group")
+    ran = run(tmp_path, {"hanging": HANGS, "grouped": GROUPED}, *options)
+    assert "2 failed, 22 passed" in ran.stdout, ran.stdout + ran.stderr
     assert "crashed" not in ran.stdout
-
-
-SLOW = """
-import time
-import pytest
-from tests.support import limits
-
-limits._AGAIN = 0.2
-
-class Slow:
-    def __repr__(self):
-        time.sleep(1)
-        return "slow"
-
-@pytest.fixture
-def slow():
-    return Slow()
-
-def test_that_sets_up_what_plugins_have():
-    pass
-
-def test_whose_report_takes_long(slow):
-    time.sleep(1000)
-
-def test_next():
-    pass
-"""
-
-
-@pytest.mark.timeout(240)
-def test_the_report_of_a_hang_may_take_long(tmp_path: Path) -> None:
-    """On a busy machine. The next signal would interrupt pytest itself, and end the run of all tests."""
-    ran = run(tmp_path, SLOW, "-o", "timeout=3", "-p", "no:faker")
-    assert "1 failed, 2 passed" in ran.stdout, ran.stdout + ran.stderr
-
-
-GROUPED = """
-import os
-from pathlib import Path
-import pytest
-
-@pytest.fixture
-def shared_zookeeper():
-    return None
-
-@pytest.mark.parametrize("number", range(20))
-def test_of_the_group(number, shared_zookeeper):
-    Path(f"{os.getpid()}.worker").touch()
-"""
-
-
-@pytest.mark.timeout(240)
-def test_one_worker_has_the_tests_of_a_group(tmp_path: Path) -> None:
-    """The others need not start its servers, which would cost CPU while they idle."""
-    ran = run(tmp_path, GROUPED, "-n", "2", "--dist", "loadgroup")
-    assert "20 passed" in ran.stdout, ran.stdout + ran.stderr
     assert len(list(tmp_path.glob("*.worker"))) == 1
 
 
@@ -184,6 +175,6 @@ def test_that_swallows_the_signal():
 @pytest.mark.timeout(240)
 def test_a_test_that_swallows_the_signal_ends_with_its_process(tmp_path: Path) -> None:
     """Nothing else could end it. stderr shows the stack."""
-    ran = run(tmp_path, STUBBORN, "-o", "timeout=3", "-o", "faulthandler_timeout=5")
+    ran = run(tmp_path, {"stubborn": STUBBORN}, "-o", "timeout=3", "-o", "faulthandler_timeout=5")
     assert ran.returncode == 1
     assert "in test_that_swallows_the_signal" in ran.stderr
