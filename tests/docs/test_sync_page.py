@@ -168,22 +168,18 @@ def test_django_requests_for_one_order_take_turns(folder: Path, server: Server, 
         assert [each.result().json() for each in (first, second)] == [{"order": 7}] * 2
 
 
-def test_django_answers_409_for_a_taken_lock(folder: Path, server: Server, bodies: Server) -> None:
+def test_django_answers_409_for_a_taken_lock_and_503_for_an_outage(
+    folder: Path, server: Server, bodies: Server
+) -> None:
     """The view does not run. The middleware of the page answers, with Retry-After."""
-    with Redlock(server.url) as client, client("order:7"), django_site(folder, server, bodies) as url:
-        answer = get(url)
-    assert (answer.status_code, answer.headers["Retry-After"]) == (409, "1")
-    assert "order:7" in answer.json()["error"]
-    with bodies.cli() as control:
-        assert control.llen("begun") == 0
-
-
-def test_django_answers_503_for_an_outage(folder: Path, server: Server, bodies: Server) -> None:
-    """The server of the locks is down. The view does not run. The middleware of the page answers, with Retry-After."""
-    server.kill()
     with django_site(folder, server, bodies) as url:
-        answer = get(url)
-    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        with Redlock(server.url) as client, client("order:7"):
+            taken = get(url)
+        server.kill()
+        down = get(url)
+    assert (taken.status_code, taken.headers["Retry-After"]) == (409, "1")
+    assert "order:7" in taken.json()["error"]
+    assert (down.status_code, down.headers["Retry-After"]) == (503, "1")
     with bodies.cli() as control:
         assert control.llen("begun") == 0
 
@@ -285,8 +281,10 @@ worker.start()
 
 
 @contextmanager
-def dramatiq_worker(folder: Path, locks: Server, broker: Server, program: str) -> Iterator[subprocess.Popen[str]]:
-    """The worker with that program. It must end well, and the actor runs once, under its lock."""
+def dramatiq_worker(
+    folder: Path, locks: Server, broker: Server, program: str, runs: int = 1
+) -> Iterator[subprocess.Popen[str]]:
+    """The worker with that program. It must end well, and the actor runs so often, under its lock."""
     pytest.importorskip("dramatiq")
     given = environment(folder, locks, BROKER_URL=f"unix://{broker.path}", ASYNCLOCK_TRUST_RESTARTS="1")
     end = "worker.stop()\nassert not client('order:7').locked()\nclient.close()\n"
@@ -296,31 +294,24 @@ def dramatiq_worker(folder: Path, locks: Server, broker: Server, program: str) -
         try:
             yield process
             output, errors = process.communicate(timeout=50)
-            assert (process.returncode, output) == (0, "paid 7 True\n"), output + errors
+            assert (process.returncode, output) == (0, "paid 7 True\n" * runs), output + errors
         finally:
             process.kill()
 
 
 def test_dramatiq_runs_an_actor_under_its_lock(folder: Path, server: Server) -> None:
-    """The lock is held while the actor runs, and free afterwards."""
+    """The lock is held while the actor runs, and free afterwards. While another has it, the message fails with Busy,
+    and the actor does not run. When the lock is free again, the message comes again."""
     program = """
         shop_actors.pay.send(7)
         assert ends.get(timeout=20) is None
-        """
-    with dramatiq_worker(folder, server, server, program):
-        pass
-
-
-def test_dramatiq_sends_a_message_again_while_its_lock_is_taken(folder: Path, server: Server) -> None:
-    """The message fails with Busy, and the actor does not run. When the lock is free, the message comes again."""
-    program = """
         with client("order:7"):
             shop_actors.pay.send(7)
             assert isinstance(ends.get(timeout=20), shop_actors.Busy)
         while ends.get(timeout=20) is not None:
             pass
         """
-    with dramatiq_worker(folder, server, server, program):
+    with dramatiq_worker(folder, server, server, program, runs=2):
         pass
 
 
