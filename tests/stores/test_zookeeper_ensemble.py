@@ -24,10 +24,20 @@ def three() -> Iterator[list[ZooKeeper]]:
     pool.stop()
 
 
-@pytest.mark.parametrize("how", ["killed", "frozen"])
-async def test_c19_one_of_three_fails(three: list[ZooKeeper], name: str, how: str) -> None:
-    """The leader is killed, or the server of the holder is frozen, while a lock is held and twenty tasks wait. The
-    lease is kept, all tasks are served, one at a time, and the fencing tokens rise."""
+@pytest.mark.timeout(240)
+async def test_c19_one_of_three_fails(three: list[ZooKeeper], name: str) -> None:
+    """The server of the holder is frozen, and later the leader is killed, while a lock is held and twenty tasks wait.
+    The lease is kept, all tasks are served, one at a time, and the fencing tokens rise."""
+    await one_fails(three, f"{name}:frozen", "frozen")
+    for each in three:
+        each.thaw()
+    async with asyncio.timeout(LIMIT):  # one that was the leader when it was frozen says so for a moment
+        while sorted(each.mode() for each in three) != ["follower", "follower", "leader"]:
+            await asyncio.sleep(0.05)
+    await one_fails(three, f"{name}:killed", "killed")
+
+
+async def one_fails(three: list[ZooKeeper], name: str, how: str) -> None:
     session = SESSION if how == "killed" else 1.5 * SESSION  # kazoo leaves a silent server after two thirds of it
     url = url_of(three, session_timeout=session)
     clients = [

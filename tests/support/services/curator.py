@@ -24,7 +24,10 @@ class Curator:
         java, javac = needs("the JDK", program("java"), program("javac"))
         jars = needs("Curator", *(jar if jar.exists() else None for jar in _JARS))
         path = ":".join(map(str, jars))
-        subprocess.run([javac, "-nowarn", "-cp", path, "-d", str(folder), str(_SOURCE)], check=True)
+        subprocess.run(
+            [javac, *(f"-J{each}" for each in _OPTIONS), "-nowarn", "-cp", path, "-d", str(folder), str(_SOURCE)],
+            check=True,
+        )
         self._process = subprocess.Popen(
             [java, *_OPTIONS, "-cp", f"{path}:{folder}", "Holder", address],
             stdin=subprocess.PIPE,
