@@ -276,8 +276,8 @@ class Live(Player):
 
     def let_pass(self, ms: int) -> None:
         until = self._time() + ms / 1000
-        while self._time() < until:
-            pass
+        while (left := until - self._time()) > 0:
+            time.sleep(max(0.0, left - 0.002))  # the rest is too short for a sleep
 
     def step(self, step: Ask | Foreign) -> None:
         checked = self._pass_near_ends()
