@@ -7,14 +7,16 @@ import math
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock.rules.model import ADOPT, ID_LENGTH, RELEASE, RESTING_MARK, TAG_LENGTH, TIMED, Verb
+from asynclock.rules.model import ADOPT, ID_LENGTH, RELEASE, RESTING_MARK, TAG_LENGTH, TIMED, Verb, parts_of
+from asynclock.rules.rwlock import READ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from weakref import ref
 
+    from asynclock._errors import Reason
     from asynclock.protocol.hold import Tenure
-    from asynclock.rules.model import Entry, Op, State
+    from asynclock.rules.model import Entry, Op, Part, State
     from simulation.clients import Client
     from simulation.plan import LockPlan
     from simulation.servers import Server
@@ -27,6 +29,9 @@ _OLD = 25.0
 """A token is above those given so many seconds before, also where the counters were lost (docs/safety.md: 20 s)."""
 
 _ROUNDING = 1e-6
+
+_RATES = 0.01
+"""The clocks of a client and of a server differ by this share, at most."""
 
 
 class Flaw(NamedTuple):
@@ -48,6 +53,7 @@ class Record(NamedTuple):
     lock: LockPlan
     job: int
     fence: int
+    entered: float  # the true time
 
     def __str__(self) -> str:
         return f"{self.client.name} (job {self.job}, id {self.key[12:18]}, token {self.fence})"
@@ -80,9 +86,10 @@ class Tokens:
 class Judge:
     """See the module. `flaw` is the first flaw."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, max_lease: float) -> None:
         self.flaw: Flaw | None = None
         self._world = world
+        self._max_lease = max_lease
         self._records: dict[Record, None] = {}  # of tenures that may be held
         self._ends: dict[str, list[float]] = {}  # id -> the true time until which each node has granted it
         self._granted_at: dict[str, float] = {}  # id -> when a node had it first
@@ -91,7 +98,9 @@ class Judge:
         self._written: dict[str, int] = {}  # the protected data: name -> the greatest token of a write
         self._released: set[tuple[int, str]] = set()  # node, id: a release of it was carried out there
         self._broken: set[str] = set()  # ids that an operator has broken
-        self._left_alone: set[str] = set()  # ids of holds whose end nobody sends: dropped, detached, or plain
+        self._broken_at: dict[str, float] = {}  # name -> when a hold of it was broken last
+        self._rests_until: dict[str, float] = {}  # name -> until when nobody enters, for the sake of min_hold
+        self._left_alone: set[str] = set()  # ids of holds whose end nobody sends: dropped or detached
         self._released_at: dict[str, float] = {}
         self._done_until: dict[str, float] = {}  # name -> until when no run of `once` may begin
         self._adopted: dict[str, str] = {}  # handle -> the adopter
@@ -142,6 +151,7 @@ class Judge:
             gone = had.keys() - has.keys()
             if op.verb is Verb.BREAK:
                 self._broken |= gone
+                self._broken_at[op.name] = self.now
                 self._done_until.pop(op.name, None)
             elif gone - own:
                 self.fail("another's key was deleted", f"{op!r} of {op.id[12:18]} at {server.label}")
@@ -189,50 +199,55 @@ class Judge:
     def entered(self, client: Client, tenure: Tenure, lock: LockPlan, job: int) -> None:
         """A program has got a tenure."""
         key = tenure.hold.op.id[:ID_LENGTH]
-        record = Record(key, client, tenure.weak_self, lock, job, tenure.fence)
+        record = Record(key, client, tenure.weak_self, lock, job, tenure.fence, self.now)
         self._world.trace(client.name, f"has {lock.name} as {record}")
         if tenure.held:
-            self._check_alone(record)
+            self._check_rested(record)
             for part in lock.parts:
                 if self._safe and self.now < self._done_until.get(part.name, -math.inf):
                     self.fail("a run after a run that returned", f"{record} of {part.name}")
         if lock.settings.fencing:
             for part in lock.parts:
-                self._check_token(record, part.name, shared=part.kind.shared)
-        else:
-            self._left_alone.add(key)
+                self._check_token(record, part.name, shared=_is_shared(part))
         self._records[record] = None
         self._check_ends(record, tenure)
+        self._check_alone()
 
-    def _check_alone(self, record: Record) -> None:
-        """Disjoint: no other hold of the same names, unless their kinds admit both."""
-        if not self._safe or record.key in self._broken:
+    def _check_alone(self) -> None:
+        """Disjoint: no two holds of a name, unless their kinds admit both. A hold that is passed on inside a process
+        has one tenure at a time, but for the tenures of one owner of a reentrant lock. All that are held are compared:
+        a hold that was not held for a time, in doubt, may be held again."""
+        if not self._safe:
             return
-        others = [each for each, _ in self._held() if each.key != record.key and each.key not in self._broken]
+        found: dict[str, list[tuple[Record, Part]]] = {}
+        for record, _ in self._held():
+            if record.key not in self._broken:
+                for part in record.lock.parts:
+                    found.setdefault(part.name, []).append((record, part))
+        for name, held in found.items():
+            if len(held) > 1 and not _admit_each_other(held):
+                self.fail("two holders", f"of {name}: " + ", ".join(str(each) for each, _ in held))
+
+    def _check_rested(self, record: Record) -> None:
+        """A name stays taken for min_hold after its holder entered."""
         for part in record.lock.parts:
-            held = {each.key: (each, mine) for each in others for mine in each.lock.parts if mine.name == part.name}
-            if part.kind.slots:
-                wrong = len(held) >= part.kind.slots
-            else:
-                wrong = any(not (part.kind.letter == mine.kind.letter == "r") for _, mine in held.values())
-            if wrong:
-                beside = ", ".join(str(each) for each, _ in held.values())
-                self.fail("two holders", f"{record} got {part.name} beside {beside}")
+            if self._safe and self.now < self._rests_until.get(part.name, -math.inf):
+                self.fail("min_hold was not kept", f"{record} of {part.name}")
 
     def _check_token(self, record: Record, name: str, *, shared: bool) -> None:
         tokens = self._tokens.setdefault(name, Tokens())
         fence, key = record.fence, record.key
         granted = self._granted_at.get(key, self.now)
         others = tokens.owners.get(fence, key)
-        if not shared and others != key:
+        again = record.lock.reentrant and others == key and fence in tokens.owners
+        if not shared and fence in tokens.owners and not again:
             self.fail("a token was given twice", f"{record} of {name}")
         lost_between = granted <= self._lost_at
         if not lost_between and fence <= tokens.before(granted - _ROUNDING):
             self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(granted)}")
-        if self._safe and not shared and key not in self._broken and not self._broken_since(name):
-            again = record.lock.reentrant and others == key and fence in tokens.owners
-            if not again and fence <= tokens.before(math.inf):
-                self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(math.inf)}")
+        in_order = self._safe and not (shared or again) and key not in self._broken and not self._broken_lately(name)
+        if in_order and fence <= tokens.before(math.inf):
+            self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(math.inf)}")
         if not lost_between:
             tokens.add(self.now, fence, key)
 
@@ -240,10 +255,10 @@ class Judge:
         """Whether an operator has broken the hold with that id."""
         return key in self._broken
 
-    def _broken_since(self, name: str) -> bool:
-        """Whether holds of that name were broken: then they may be given in another order than that of their grants."""
-        owners = self._tokens[name].owners.values()
-        return bool(self._broken) and any(key in self._broken for key in owners)
+    def _broken_lately(self, name: str) -> bool:
+        """Whether a hold of that name was broken, and may not have ended for its client: then holds may be given in
+        another order than that of their grants."""
+        return self.now < self._broken_at.get(name, -math.inf) + self._max_lease + 1.0
 
     def _check_ends(self, record: Record, tenure: Tenure) -> None:
         """The client takes the hold for its own no longer than the nodes have granted it."""
@@ -273,8 +288,16 @@ class Judge:
                 del self._records[record]
                 continue
             self._check_ends(record, tenure)
+            self._check_max_hold(record, tenure)
             if self._is_overdue(record, tenure):  # a refusal that came just now may have moved its end into the past
                 self._world.schedule.at(self.now + _TOLD, self._check_told, record)
+        self._check_alone()
+
+    def _check_max_hold(self, record: Record, tenure: Tenure) -> None:
+        """By the clock of its client."""
+        most = record.lock.settings.max_hold
+        if most is not None and tenure.held and self.now > record.entered + most * (1 + _RATES):
+            self.fail("held for longer than max_hold", str(record))
 
     def _check_told(self, record: Record) -> None:
         """The client has had the time to tell a loss."""
@@ -283,24 +306,38 @@ class Judge:
             self.fail("a loss was not told in time", f"{record} of {tenure.hold.name}")
 
     def _is_overdue(self, record: Record, tenure: Tenure) -> bool:
-        """Whether it is open, although its loss was to be told by now, and its loop ran."""
+        """Whether it is open, although its loss was to be told by now: its lease has ended, and its loop runs."""
         client = record.client
-        told_by = client.clock.true_time(tenure.ends) + _TOLD
-        return tenure.open and self.now > told_by and client.loop.runs_since < told_by - _TOLD and not client.closed
+        due = max(client.clock.true_time(tenure.ends), client.loop.runs_since)  # math.inf: the loop is stopped
+        return tenure.open and self.now > due + _TOLD and not client.closed
+
+    def told(self, client: Client, tenure: Tenure, loss: Reason) -> None:
+        """A program is told a loss: that of a lease that has ended by the clock comes in time."""
+        due = max(client.clock.true_time(tenure.ends), client.loop.runs_since)
+        if loss in ("expired", "max_hold") and due > -math.inf and self.now > due + _TOLD:
+            self.fail("a loss was not told in time", f"{tenure.hold.name} of {client.name}: {self.now - due:.3f} s")
 
     def writes(self, tenure: Tenure) -> None:
         """The program writes to the protected data, which refuses the writes of older tokens."""
-        hold, fence = tenure.hold, tenure.fence
-        if not tenure.terms.settings.fencing or hold.op.kind.shared:
+        fence = tenure.fence
+        if not tenure.terms.settings.fencing:
             return
-        if fence < self._written.get(hold.name, 0):
-            if self._safe and not self._broken_since(hold.name):
-                self.fail("a write under a lease was refused", f"{hold.name}, token {fence}")
-        else:
-            self._written[hold.name] = fence
+        self._check_alone()
+        for part in parts_of(tenure.terms):
+            if _is_shared(part):
+                continue
+            if fence >= self._written.get(part.name, 0):
+                self._written[part.name] = fence
+            elif self._safe and not self._broken_lately(part.name):
+                self.fail("a write under a lease was refused", f"{part.name}, token {fence}")
 
-    def released(self, tenure: Tenure) -> None:
+    def released(self, tenure: Tenure, lock: LockPlan, entered: float) -> None:
+        """The program ends a tenure that it got at `entered`."""
         self._released_at[tenure.hold.name] = self.now
+        if lock.settings.min_hold and tenure.held and not lock.reentrant:
+            for part in lock.parts:
+                if not _is_shared(part) and tenure.hold.op.id[:ID_LENGTH] not in self._broken:
+                    self._rests_until[part.name] = entered + (1 - 2 * _RATES) * lock.settings.min_hold - 0.01
 
     def done(self, tenure: Tenure) -> None:
         """A majority knows that a run of `once` has returned."""
@@ -364,6 +401,21 @@ class Judge:
                 state = stored.at(server.now())
                 if state.holds or state.queue or state.undone:
                     self.fail("a server keeps what has ended", f"{name} at {server.label}: {state}")
+
+
+def _is_shared(part: Part) -> bool:
+    """Whether several may hold that name in this way."""
+    return bool(part.kind.slots) or part.kind.letter == READ.letter
+
+
+def _admit_each_other(held: Sequence[tuple[Record, Part]]) -> bool:
+    """Whether all these may hold one name at the same time."""
+    first, part = held[0]
+    if part.kind.slots:
+        return len({record.key for record, _ in held}) == len(held) <= max(each.kind.slots for _, each in held)
+    if all(each.kind.letter == READ.letter for _, each in held):
+        return True
+    return all(record.key == first.key and record.lock.reentrant for record, _ in held)
 
 
 def _ids(state: State, now: float) -> dict[str, Entry]:

@@ -6,11 +6,12 @@ one (`runtime/calls.py`).
 
 from __future__ import annotations
 
+import math
 from asyncio import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asynclock._errors import LockError, LockNotHeld, client_closed
+from asynclock._errors import ConfigError, LockError, LockNotHeld, QuorumUnavailable, SelfDeadlock, client_closed
 from asynclock._options import ClientSettings, node_timeout
 from asynclock.protocol.handover import handle_of, parse_handle
 from asynclock.protocol.hold import Tenure
@@ -73,6 +74,7 @@ class Client:
         self.settings: ClientSettings = world.plan.settings
         self.closed = False
         self.opened = False
+        self._is_probed = False
         self.breaks = 0
         self.tasks: dict[int, Task] = {}
         self.servers: dict[int, tuple[str, float | None]] = {}  # node -> run_id, and when it replaced another one
@@ -227,12 +229,19 @@ class Client:
         if job.cancelled_after is not None:
             self.world.schedule.at(self.world.schedule.now + job.cancelled_after, self.loop.post, task.cancel)
 
+    def probe(self, job: Job) -> None:
+        """The same, after which an outage is a flaw."""
+        self._is_probed = True
+        self.begin(job)
+
     async def _work(self, job: Job, task: Task) -> None:
         try:
             await self._opened()
             await self._use(job, task, job.depth)
         except LockError as error:
             self.world.trace(self.name, f"job {job.number} of {job.lock.name} ends: {error}")
+            if (self._is_probed or isinstance(error, ConfigError | SelfDeadlock)) and not self.closed:
+                self.world.judge.fail("a wrong error", f"job {job.number} of {job.lock.name}: {error!r}")
         finally:
             self.world.waits.pop(job.number, None)
 
@@ -251,18 +260,31 @@ class Client:
         terms = Terms(lock.name, lock.kind, lock.settings, task, timeout, owner)
         self.world.called(self.name, f"job {job.number} acquires {lock.name} (timeout={timeout})")
         session: Any = self
-        began = self.world.schedule.now
+        began, called = self.world.schedule.now, self.clock.now()
         self.world.promptness.waits(job, self)
         try:
             result = await calls.acquire(session, terms)
+        except QuorumUnavailable as error:
+            self._check_waited(job, called, self.settings.patience, repr(error))
+            raise
         finally:
             self.world.promptness.ended(job)
         if not isinstance(result, Tenure):
+            self._check_waited(job, called, math.inf, "refused")
             return
         await self._hold(job, result, task, depth, began)
 
+    def _check_waited(self, job: Job, called: float, most: float, why: str) -> None:
+        """An acquire ends without a lease at the end of its timeout, and in an outage also after `most` seconds."""
+        waited, least = self.clock.now() - called, min(math.inf if job.timeout is None else job.timeout, most)
+        if waited < least - 1e-6 and not self.closed:
+            self.world.judge.fail(
+                "given up too soon", f"job {job.number} of {job.lock.name}: {why} after {waited:.3f} s"
+            )
+
     async def _hold(self, job: Job, tenure: Tenure, task: Task, depth: int, began: float) -> None:
         self.world.waits.pop(job.number, None)
+        entered = self.world.schedule.now
         self.world.judge.entered(self, tenure, job.lock, job.number)
         stay = self.world.histories.entered(self, job.owner or f"job {job.number}", job.lock, tenure, began)
         self.world.promptness.entered(job.lock)
@@ -274,16 +296,16 @@ class Client:
                     await self._extend(tenure, job.extends_by)
                 await self._works(tenure, task, job.holds_for / 2)
         except (LockError, CancelledError):
-            self.world.histories.left(stay, held=tenure.held)
-            self._release(job, tenure)
+            self.world.histories.left(stay, tenure)
+            self._release(job, tenure, entered)
             raise
-        self.world.histories.left(stay, held=tenure.held)
+        self.world.histories.left(stay, tenure)
         if job.ends_by == "drop":
             self.world.judge.dropped(tenure)
         elif job.ends_by == "detach" and tenure.held:
-            await self._detach(job, tenure)
+            await self._detach(job, tenure, entered)
         else:
-            self._release(job, tenure)
+            self._release(job, tenure, entered)
 
     async def _works(self, tenure: Tenure, task: Task, seconds: float) -> bool:
         """The body, for so many seconds. True: the lease is lost."""
@@ -295,6 +317,7 @@ class Client:
         timer = self.own_clock.call_at(self.clock.now() + seconds, partial(_wake, woken))
 
         def tell(loss: Reason) -> None:
+            self.world.judge.told(self, tenure, loss)
             lost.append(loss)
             _wake(woken)
 
@@ -311,12 +334,12 @@ class Client:
             self.world.judge.writes(tenure)
         return bool(lost) or not tenure.held
 
-    def _release(self, job: Job, tenure: Tenure) -> None:
+    def _release(self, job: Job, tenure: Tenure, entered: float) -> None:
         self.world.called(self.name, f"job {job.number} releases {job.lock.name}")
         tenure.check_clock()
         if job.lock.once and tenure.held:
             tenure.mark_done(job.lock.once)
-        self.world.judge.released(tenure)
+        self.world.judge.released(tenure, job.lock, entered)
         if tenure.held:
             self.world.promptness.released(job.lock)
         if not self.closed:
@@ -340,11 +363,11 @@ class Client:
         await settled
         return tenure.held and ballot.outcome is WON
 
-    async def _detach(self, job: Job, tenure: Tenure) -> None:
+    async def _detach(self, job: Job, tenure: Tenure, entered: float) -> None:
         """As `Lease.detach`; another client adopts it later."""
         hold = tenure.hold
         if hold.op.kind.parts or not await self._extend(tenure, job.lock.settings.lease) or len(hold.tenures) > 1:
-            self._release(job, tenure)
+            self._release(job, tenure, entered)
             return
         self.world.called(self.name, f"job {job.number} detaches {job.lock.name}")
         self.world.judge.detached(tenure)

@@ -33,8 +33,8 @@ class Stay(NamedTuple):
 
 class Histories:
     """Records acquires and releases, while what docs/safety.md assumes holds. An acquire that gets no tenure is left
-    out. A release takes effect at some time after the program last had the tenure for its own; one that was lost, or
-    that an operator broke, at some time after the entry."""
+    out. A release takes effect at some time after the program last had the tenure for its own: that of a lost lease at
+    some time after its end, and that of one that an operator broke at some time after the entry."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -56,23 +56,25 @@ class Histories:
                 self._calls.setdefault(part.name, []).append(Call(who, what, tenure.fence, began, now))
         return stay
 
-    def left(self, stay: Stay, *, held: bool) -> None:
-        """The program has ended its tenure. `held`: it had it until now."""
+    def left(self, stay: Stay, tenure: Tenure | None) -> None:
+        """The program has ended its tenure. None: its process has ended."""
         if self._inside.pop(stay, stay) is None:
-            certain = held and not self._world.judge.was_broken(stay.key)
-            began = self._world.schedule.now if certain else stay.entered
+            began = stay.entered
+            if tenure is not None and not self._world.judge.was_broken(stay.key):
+                until = math.inf if tenure.held else stay.client.clock.true_time(tenure.ends)
+                began = max(began, min(self._world.schedule.now, until))
             for part in stay.lock.parts:
                 self._calls[part.name].append(Call(stay.who, "release", 0, began, math.inf))
 
     def gone(self, client: Client) -> None:
         """Its process has ended, or its client closes: the tenures may have been lost before."""
         for stay in [each for each in self._inside if each.client is client]:
-            self.left(stay, held=False)
+            self.left(stay, None)
 
     def check(self) -> None:
         """At the end of the run."""
         for stay in list(self._inside):
-            self.left(stay, held=False)
+            self.left(stay, None)
         for name, calls in self._calls.items():
             self._world.count("histories")
             try:

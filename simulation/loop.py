@@ -289,6 +289,7 @@ class Task:
         self._ended = ended
         self._waits: Result | None = None
         self._must_cancel = False
+        self._was_cancelled = False
         loop.later(self._step)
 
     def done(self) -> bool:
@@ -296,6 +297,7 @@ class Task:
 
     def cancel(self) -> None:
         """Cancel it where it waits. A task whose wait has just ended is cancelled at its next step."""
+        self._was_cancelled = True
         if not self.done() and (self._waits is None or not self._waits.cancel()):
             self._must_cancel = True
 
@@ -313,9 +315,11 @@ class Task:
         cancel, self._must_cancel, self._waits = self._must_cancel, False, None
         try:
             waits = self._coroutine.throw(CancelledError()) if cancel else self._coroutine.send(None)
-        except (StopIteration, CancelledError):
+        except (StopIteration, CancelledError) as end:
             self._coroutine = None
             self._ended()
+            if isinstance(end, CancelledError) and not self._was_cancelled:
+                raise RuntimeError("a task that nobody cancelled was cancelled") from end
         else:
             self._waits = waits
             waits.then(self._step)

@@ -62,7 +62,7 @@ class Promptness:
         still = [(job, self._waits[job][2]) for job in waiting if job in self._waits]
         if any(_has_no_majority(client) for _, client in still):
             return
-        if len(still) == len(waiting) and all(client in self._world.live() for _, client in still):
+        if still and all(client in self._world.live() for _, client in still):
             who = ", ".join(f"job {job} of {client.name}" for job, client in still)
             self._world.judge.fail("served late", f"{name} is free since {since:.6f}, and {who} wait")
 

@@ -29,7 +29,7 @@ class StackJudge(Judge):
     _world: Any
 
     def __init__(self, world: World) -> None:
-        super().__init__(world)  # type: ignore[arg-type]  # it has what the judge asks
+        super().__init__(world, world.plan.options["max_lease"])  # type: ignore[arg-type]  # it has what the judge asks
         self._stored: dict[tuple[Server, bytes], dict[str, float]] = {}
 
     def carried_out_at(self, server: Server, words: Sequence[bytes], reply: object, keys: Sequence[bytes]) -> None:
@@ -74,6 +74,7 @@ class StackJudge(Judge):
                 continue
             if verb == "break":
                 self._broken.add(its_id)
+                self._broken_at[key.removeprefix(PREFIX).decode()] = self.now
                 continue
             if its_id not in own:
                 self.fail("another's key was deleted", f"{verb} of {key.decode()} at {server.label}: {its_id[12:18]}")

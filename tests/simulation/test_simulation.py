@@ -107,7 +107,7 @@ def test_a_failure_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         code = cli.main(["--base", "0", "--run", "0"])
     said = capsys.readouterr().out
     assert code == 1
-    assert "seed 0, run 0: two holders" in said
+    assert "seed 0, run 0: a token was given twice" in said
     assert "again: python -m simulation --base 0 --run 0" in said
     assert "violations in 1 seeds" in said
 
@@ -116,12 +116,12 @@ def test_a_shorter_plan_fails_in_the_same_way() -> None:
     """With few jobs, and no fault that is not needed."""
     plan = plan_of(0, 0)
     with without("ONLY_OWN_HOLD"):
-        shorter = shrink(plan, "two holders")
+        shorter = shrink(plan, "a token was given twice")
         flaw = simulate(shorter).flaw
     assert len(shorter.jobs) <= 3
     assert not shorter.faults
     assert flaw is not None
-    assert flaw.what == "two holders"
+    assert flaw.what == "a token was given twice"
 
 
 def test_plans_differ() -> None:
