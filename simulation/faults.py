@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simulation.network import Link
     from simulation.plan import Fault
     from simulation.world import World
 
@@ -25,7 +26,7 @@ class Faults:
             self._crash(fault, seconds)
         elif fault.what in ("evict", "step", "freeze", "errors", "noscript"):
             self._at_server(fault, seconds)
-        elif fault.what in ("cut", "partition", "slow", "isolate"):
+        elif fault.what in ("cut", "partition", "slow", "isolate", "alone"):
             self._in_the_network(fault, seconds)
         else:
             self._at_client(fault, seconds)
@@ -72,10 +73,17 @@ class Faults:
                     if node == fault.node:
                         each.block(0, schedule.now + seconds)
                         each.block(1, schedule.now + seconds)
+            case "alone":
+                nodes = len(world.servers)
+                for node in range(fault.node, fault.node + nodes // 2 + 1):
+                    self._block(world.links[fault.client, node % nodes], fault.detail, seconds)
             case _:
-                for direction, name in enumerate(("to", "from")):
-                    if fault.detail in (name, "both"):
-                        link.block(direction, schedule.now + seconds)
+                self._block(link, fault.detail, seconds)
+
+    def _block(self, link: Link, detail: str, seconds: float) -> None:
+        for direction, name in enumerate(("to", "from")):
+            if detail in (name, "both"):
+                link.block(direction, self._world.schedule.now + seconds)
 
     def _at_client(self, fault: Fault, seconds: float) -> None:
         world, schedule, slot = self._world, self._world.schedule, fault.client

@@ -34,6 +34,9 @@ JOBS = 150
 FAULTS = (8, 16)
 """Of one run: the least and the greatest number."""
 
+_DIRECTIONS = "to", "from", "both"
+"""In which a link is cut, as its client sees it."""
+
 
 @dataclass(frozen=True)
 class LockPlan:
@@ -289,7 +292,21 @@ class _Drawing:
             times = sorted([*times, random.choice(times) + random.uniform(0, 1)])
         self._forgot: list[tuple[float, int]] = []
         faults = [self._fault(at) for at in times]
-        return tuple(sorted([*faults, *self._beside(faults)], key=lambda each: each.at))
+        return tuple(sorted([*faults, *self._beside(faults), *self._alone()], key=lambda each: each.at))
+
+    def _alone(self) -> list[Fault]:
+        """A client loses a majority of the nodes for about a lease, while its program runs: another client may get what
+        it holds. Only in the long runs: a seed that a test repeats gives the short run of before."""
+        random = Random(f"alone {self.seed}")  # noqa: S311 - the whole is to be repeated
+        if self.seconds != LONG_SECONDS:
+            return []
+        return [
+            Fault(
+                random.uniform(1, self.seconds - 30), "alone", random.randrange(self.clients),
+                random.randrange(self.nodes), self.lease * random.uniform(0.3, 1.8), random.choice(_DIRECTIONS)
+            )
+            for _ in range(random.randint(1, 3))
+        ]  # fmt: skip
 
     def _beside(self, faults: list[Fault]) -> list[Fault]:
         """While a server is about to lose data, another one is often out of reach: then its votes count."""
@@ -310,7 +327,7 @@ class _Drawing:
             return self._forgetting(at)
         seconds = random.choice((random.expovariate(10), random.expovariate(1), random.uniform(0.2, 1.5) * self.lease))
         detail = {
-            "partition": random.choice(("to", "from", "both")),
+            "partition": random.choice(_DIRECTIONS),
             "crash": random.choice(("refuses", "silent")),
         }.get(what, "")
         if what == "wall":

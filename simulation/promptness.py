@@ -78,7 +78,7 @@ def _after(fault: Fault, plan: Plan) -> float:
     """Seconds after its end for which a fault may hold up waiters."""
     if fault.what in ("slow", "errors", "noscript", "wall", "break"):
         return 2.0
-    if fault.what in ("cut", "partition", "isolate", "kill", "close", "stop", "freeze"):
+    if fault.what in ("cut", "partition", "isolate", "alone", "kill", "close", "stop", "freeze"):
         return 1.2 * plan.longest_lease + 3.0  # until the tickets and the holds of that time have ended
     return plan.settings.max_lease + 1.2 * plan.longest_lease + 5.0  # a server that restarts casts no vote at first
 

@@ -204,7 +204,7 @@ class World:
 
 
 def simulate(plan: Plan, *, tracing: bool = False) -> Outcome:
-    """Run a plan. Garbage is collected before and after it, not at moments that differ from run to run."""
+    """Run a plan. The collector is off: it would run at moments that differ from run to run."""
     began = process_time()
     enabled = gc.isenabled()
     gc.disable()

@@ -3,14 +3,22 @@ that rule is taken out."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from asynclock.protocol import planner, watchdog
+from asynclock.protocol.hold import Tenure
+from asynclock.protocol.planner import Next
+from asynclock.quorum.quarantine import Quarantine
 from simulation import cli
 from simulation.ablations import find, find_in_directed, without
 from simulation.checks import Judge
 from simulation.directed import PLANS
 from simulation.mutants import mutants
-from simulation.plan import FAULTS, LONG_RUNS, RUNS, plan_of
+from simulation.plan import FAULTS, LONG_RUNS, RUNS, SECONDS, LockPlan, plan_of
 from simulation.shrink import shrink
 from simulation.world import simulate
 
@@ -137,3 +145,55 @@ def test_each_mutant_is_a_change() -> None:
     found = mutants()
     assert len(found) > 2000
     assert {each.path.parent.name for each in found} == {"protocol", "quorum"}
+
+
+def _at_once(facts: object) -> Next:
+    del facts
+    return Next.STOP
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute", "instead", "what"),
+    [
+        (Tenure, "rest", lambda tenure: tenure.done_for, "min_hold was not kept"),
+        (watchdog, "TICK", 0.3, "a loss was not told in time"),
+        (planner, "after_refusal", _at_once, "given up too soon"),
+        (planner.Pace, "outage_limit", lambda pace, began, give_up: began, "given up too soon"),
+        (Quarantine, "until", lambda quarantine, facts: math.inf, "a wrong error"),
+    ],
+)
+def test_a_promise_of_time_is_checked(
+    owner: object, attribute: str, instead: object, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the client must not do too soon or too late, in the first hours in which it does."""
+    monkeypatch.setattr(owner, attribute, instead)
+    found = (simulate(plan_of(seed, run)).flaw for seed in range(4) for run in range(RUNS))
+    assert next(flaw for flaw in found if flaw is not None).what == what
+
+
+def test_a_tenure_beyond_max_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program has asked for less than its client keeps."""
+    entered = Judge.entered
+
+    def asked_for_less(judge: Judge, client: Any, tenure: Tenure, lock: LockPlan, job: int) -> None:
+        less = replace(lock, settings=replace(lock.settings, max_hold=0.1))
+        entered(judge, client, tenure, less, job)
+
+    monkeypatch.setattr(Judge, "entered", asked_for_less)
+    flaw = simulate(plan_of(0, 0)).flaw
+    assert flaw is not None
+    assert flaw.what == "held for longer than max_hold"
+
+
+def test_a_hold_that_is_held_again_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a hold that began while it was in doubt: at each look, and not only as a program enters."""
+    looks = list[float]()
+    check = Judge._check_alone  # noqa: SLF001 - what is called
+
+    def counted(judge: Judge) -> None:
+        looks.append(judge.now)
+        check(judge)
+
+    monkeypatch.setattr(Judge, "_check_alone", counted)
+    assert simulate(plan_of(0, 0)).flaw is None
+    assert len(looks) > SECONDS / 0.5
