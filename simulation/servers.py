@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from simulation.loop import Schedule
     from simulation.network import Connection, Request
 
+_EMPTY = State()
+
 _REWINDS = 3.0
 """Seconds by which a server that restarts may have lost its last writes, at most."""
 
@@ -109,7 +111,7 @@ class Server:
     def carry_out(self, op: Op) -> object:
         """The vote. Its notices leave first to other clients, and after the earlier replies to each."""
         keys = keys_of("", op)
-        before = [self.states.get(key, State()) for key in keys]
+        before = [self.states.get(key, _EMPTY) for key in keys]
         try:
             change, vote = decided(op, before, self.now(), self._listens)
         except WrongKind as error:
@@ -129,11 +131,13 @@ class Server:
         return any(each.listens and each.tag == tag for each in self._connections)
 
     def _write(self, key: str, old: State, new: State) -> None:
+        if new is old:
+            return
         now = self._schedule.now
         self._journal.append((now, key, old))
         while self._journal[0][0] < now - _REWINDS:
             self._journal.popleft()
-        if new == State():
+        if new == _EMPTY:
             self.states.pop(key, None)
         else:
             self.states[key] = new

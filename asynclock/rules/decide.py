@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from asynclock._options import BROKEN_BY
 from asynclock.rules.model import (
@@ -242,8 +242,10 @@ class Decision:
 
     def _drop(self, id: str) -> None:
         """Remove a ticket."""
-        queue = tuple(each for each in self.state.queue if each.id != id)
-        self._put(queue=queue, queue_ends=self.state.queue_ends if queue else 0.0)
+        before = self.state.queue
+        queue = tuple(each for each in before if each.id != id)
+        if len(queue) < len(before):
+            self._put(queue=queue, queue_ends=self.state.queue_ends if queue else 0.0)
 
     def _may_serve(self) -> bool:
         """Whether a ticket may be able to enter. A mutex that is held does not serve its queue."""
@@ -365,8 +367,27 @@ class Decision:
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def _put(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
+    def _put(
+        self,
+        holds: tuple[Entry, ...] | None = None,
+        fence: int | None = None,
+        fence_ends: float | None = None,
+        undone: tuple[Entry, ...] | None = None,
+        queue: tuple[Ticket, ...] | None = None,
+        queue_ends: float | None = None,
+        marked: bool | None = None,
+    ) -> None:
+        """Change these parts of the state. As `replace`, which takes more than twice as long."""
+        before = self.state
+        self.state = State(
+            before.holds if holds is None else holds,
+            before.fence if fence is None else fence,
+            before.fence_ends if fence_ends is None else fence_ends,
+            before.undone if undone is None else undone,
+            before.queue if queue is None else queue,
+            before.queue_ends if queue_ends is None else queue_ends,
+            before.marked if marked is None else marked,
+        )
 
     def _yes(self) -> Reply:
         marked = self.state.marked and self.op.verb is Verb.ACQUIRE
