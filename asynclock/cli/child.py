@@ -82,10 +82,14 @@ class Child:
             await asyncio.sleep(_LOOK)
 
     def close(self) -> None:
-        """The command has ended: take the terminal back. A Ctrl-C that ended the command is passed on to the other
-        processes of this job: without asynclock the terminal would send it to them, too. Otherwise a script that called
-        asynclock would continue with its next line."""
+        """The command has ended: take the terminal back. If it has not, this program gives up because of an error, and
+        releases the lock next: a tied group is killed, as the guardian would do.
+
+        A Ctrl-C that ended the command is passed on to the other processes of this job: without asynclock the terminal
+        would send it to them, too. Otherwise a script that called asynclock would continue with its next line."""
         if self._guardian is not None:
+            if not self.ended.done():
+                self.send(signal.SIGKILL)
             self._guardian.dismiss()
         self._take_terminal()
         if self._terminal is not None and self._process.returncode == -signal.SIGINT and not self._interrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -22,8 +23,13 @@ NO_SPARE = "ok, but no node to spare"
 
 
 def print_json(value: Any, *, error: bool = False) -> None:
-    """One line, on stdout or stderr."""
-    print(json.dumps(plain(value)), file=sys.stderr if error else sys.stdout, flush=True)
+    """One line, on stdout or stderr. Like `complain`, it ignores an error of stderr."""
+    text = json.dumps(plain(value))
+    if not error:
+        print(text, flush=True)
+        return
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import sys
@@ -74,13 +75,24 @@ class Program(TyperGroup):
             log.removeHandler(quiet)
         if not standalone_mode:
             return code
+        _drop_unwritten()
         sys.exit(int(code) if isinstance(code, int) else Code.OK)
 
 
 def complain(text: str, command: str = "") -> None:
-    """Print one line on stderr."""
+    """Print one line on stderr. An error of stderr is ignored: the caller has more to do, and cannot report it."""
     who = f"asynclock {command}".rstrip()
-    print(f"{who}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(f"{who}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+
+
+def _drop_unwritten() -> None:
+    """Python writes what is left of stderr when it ends. If that fails, it exits with 120 instead of the exit code."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:
+        sys.stderr = None
 
 
 def _refuse(error: Any) -> Code:

@@ -263,9 +263,9 @@ class Runner:
             self._say("not started", f"{plan.command[0]}: {error.strerror}")
             return cannot_run(error)
         self._child, self._lease = child, lease
-        self._tell("started", fence=lease.fence, waited=round(time.monotonic() - self._began, 3))
         lost = asyncio.create_task(lease.wait_lost())
         try:
+            self._tell("started", fence=lease.fence, waited=round(time.monotonic() - self._began, 3))
             if await self._guarded(lease, child, lost):
                 return Code.LOST
             return exit_code(child.ended.result())
@@ -292,19 +292,20 @@ class Runner:
         return False
 
     async def _end(self, lease: Lease, child: Child) -> None:
-        """The lease cannot be kept: end the whole group before another owner can begin."""
+        """The lease cannot be kept: end the whole group before another owner can begin. Each signal is sent before the
+        line that reports it, because a slow stderr may block."""
         left = lease.remaining
         why = f"has {length(left)} left and is not renewed" if left else "is lost"
         seconds = grace(self._plan.on_lost, self._plan.lease, left)
         if seconds:
-            self._say("lost", f"the lease of {printable(self._plan.name)} {why}: SIGTERM, in {length(seconds)} SIGKILL")
             child.terminate()
+            self._say("lost", f"the lease of {printable(self._plan.name)} {why}: SIGTERM, in {length(seconds)} SIGKILL")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await child.group_ended()
-        else:
-            self._say("lost", f"the lease of {printable(self._plan.name)} {why}: SIGKILL")
         child.send(signal.SIGKILL)
+        if not seconds:
+            self._say("lost", f"the lease of {printable(self._plan.name)} {why}: SIGKILL")
         await asyncio.shield(child.ended)
 
     def _environment(self, lease: Lease) -> dict[str, str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Begin, answered, asynclock, python
+from asynclock.cli.child import Child
+from asynclock.cli.children import Children
+from tests.support.commands import HOLDS, Begin, Running, answered, asynclock, python
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 
@@ -132,3 +134,85 @@ def test_a_holder_that_was_frozen(server: Server, name: str, begin: Begin) -> No
     assert running.line() in ("SIGTERM", "")
     assert running.code() == 70
     assert "is lost: SIGTERM, in" in running.all_said()
+
+
+# -- a stderr that cannot be written -----------------------------------------------------------------------------------
+
+
+def hang_up(running: Running) -> None:
+    """The reader of its stderr goes away, as `tee` does when it is killed."""
+    assert running.process.stderr is not None
+    running.process.stderr.close()
+
+
+def test_a_lost_lease_ends_the_command_without_stderr(server: Server, name: str, begin: Begin) -> None:
+    """The line that tells of the loss cannot be written. The command gets its SIGTERM, and the exit code is 70."""
+    running = begin("run", name, "--lease", "60", "--", *python(TIDY), on=server).holds()
+    hang_up(running)
+    assert answered("break", name, "--yes", on=server).returncode == 0
+    assert running.line() == "tidies up"
+    assert running.code() == 70
+
+
+class Away(Proxy):
+    """The second and the third connection are closed at once; the fourth reaches the server."""
+
+    def __init__(self, front: Path, back: Path) -> None:
+        super().__init__(front, back)
+        self.back_again = asyncio.Event()
+        self._accepted = 0
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._accepted += 1
+        if self._accepted in (2, 3):
+            writer.transport.abort()
+            return
+        if self._accepted == 4:
+            self.back_again.set()
+        await super()._serve(reader, writer)
+
+
+async def test_a_server_is_connected_again_without_stderr(
+    server: Server, name: str, begin: Begin, tmp_path: Path
+) -> None:
+    """The warning that the server is down cannot be written. The client goes on with its attempts to connect."""
+    async with Away(tmp_path / "away", server.path) as proxy:
+        running = begin("run", name, "--lease", "60", "--", *HOLDS, ASYNCLOCK_URLS=proxy.url)
+        await asyncio.to_thread(running.holds)
+        hang_up(running)
+        proxy.cut()
+        async with asyncio.timeout(40):
+            await proxy.back_again.wait()
+        running.let_go()
+        assert await asyncio.to_thread(running.code) == 0
+
+
+def test_json_events_without_stderr(server: Server, name: str, begin: Begin) -> None:
+    """The event "started" cannot be written. The command keeps its lock, and its exit code counts."""
+    running = begin("run", name, "--json", "--", *HOLDS, on=server)
+    hang_up(running)
+    assert running.line() == "holds"
+    assert asynclock("run", name, "--wait", "0", "--", "true", on=server).returncode == 75
+    running.let_go()
+    assert running.code() == 0
+
+
+def test_the_exit_code_without_stderr(server: Server, name: str, begin: Begin) -> None:
+    """Python would exit with 120, because it cannot write the rest of its buffer at its end."""
+    buffered = ["env", "-u", "PYTHONUNBUFFERED"]
+    running = begin("run", name, "--", "/no/such/command", on=server, under=buffered)
+    hang_up(running)
+    assert running.code() == 127
+
+
+async def test_a_command_that_is_given_up_is_killed() -> None:
+    """After an error of asynclock the lock is released, so the command must have ended."""
+    children = Children()
+    children.begin()
+    child = Child(children, ["sleep", "1000"], os.environ, tied=True)
+    try:
+        child.close()
+        async with asyncio.timeout(30):
+            assert await child.ended == -signal.SIGKILL
+    finally:
+        child.send(signal.SIGKILL)
