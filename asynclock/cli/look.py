@@ -132,7 +132,7 @@ def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson
         print_json(info)
         return
     permits = "" if info.free is None else f", {count(info.free, 'permit')} free"
-    print(f"{printable(name)}: {info.kind or 'free'}{permits}, last fencing token {info.fence or 'unknown'}")
+    print(f"{printable(name)}: {printable(info.kind) or 'free'}{permits}, last fencing token {info.fence or 'unknown'}")
     if info.holders:
         rows = [(holder_of(each), age(each.since), left(each), each.metadata) for each in info.holders]
         print("\n" + table(("HOLDER", "SINCE", "LEFT", "NOTE"), rows))

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from asynclock import LockLost, Redlock
 from asynclock.cli.watching import look
 from tests.support.commands import HOLDS, Begin, Terminal, answered, asynclock, json_of
+from tests.support.proxy import RewritingProxy
 from tests.support.servers import Server
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, LONG
@@ -117,6 +119,18 @@ async def test_a_name_cannot_do_anything_to_the_terminal(server: Server, name: s
         assert "\x07" not in done.stdout
         assert done.stdout.count("\n") == 2
         assert "\\x1b[31m\\n" in done.stdout
+
+
+@pytest.mark.parametrize(("said", "shown"), [(b"\x1b[2J", r"\x1b[2J"), (b"l\xffst", "l\ufffdst")])
+async def test_a_kind_cannot_do_anything_to_the_terminal(
+    server: Server, name: str, tmp_path: Path, said: bytes, shown: str
+) -> None:
+    """The kind of a key of another program is the server's reply to TYPE: any bytes."""
+    server.cli().rpush(f"lock:{name}", "of another program")
+    async with RewritingProxy(tmp_path / "odd", server.path, (b"list", said)) as proxy:
+        done = await asyncio.to_thread(answered, "inspect", name, ASYNCLOCK_URLS=proxy.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{name}: {shown}, ")
 
 
 def test_break(server: Server, name: str, begin: Begin) -> None:

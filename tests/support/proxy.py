@@ -164,6 +164,21 @@ class OneWayProxy(Proxy):
             writer.write(data)
 
 
+class RewritingProxy(Proxy):
+    """Before a server that gives odd replies: in each reply it replaces text by other text of the same length."""
+
+    def __init__(self, front: Path, back: Path, *replaced: tuple[bytes, bytes]) -> None:
+        super().__init__(front, back)
+        assert all(len(before) == len(after) for before, after in replaced)
+        self._replaced = replaced
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            for before, after in self._replaced:
+                data = data.replace(before, after)
+            writer.write(data)
+
+
 class KeepingProxy(Proxy):
     """It can keep a request from the server, which the test sends there later: as if the server read it late from a
     connection that was cut."""

@@ -27,7 +27,7 @@ async def view(run: Command, prefix: str, name: str) -> NodeView:
     at = keys(prefix, name)
     kind, holds, fence, waiters = await run("EVAL", _SCRIPT, "4", at.hold, at.fence, at.queue, at.tickets)
     return NodeView(
-        kind.decode(),
+        _text(kind),
         tuple((_text(holder), None if left < 0 else float(left) / 1000) for holder, left in _pairs(holds)),
         _number(fence),
         tuple(_waiter(*each) for each in zip(waiters[::3], waiters[1::3], waiters[2::3], strict=True)),
