@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from asynclock.cli.doctor.facts import facts_of
 from asynclock.stores.redis.replies import ACL_COMMANDS
 from asynclock.stores.redis.store import RedisStore
 from tests.support.commands import answered, examined, json_of
+from tests.support.proxy import RewritingProxy
 from tests.support.servers import Server, Servers
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
@@ -215,6 +217,20 @@ async def test_each_command_is_tried(server: Server) -> None:
         cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~other:*", "&*", "+@all")
         assert {"set", "get", "zadd"} <= {*(await facts_of(store, "lock:", connect=5.0)).refused}
         assert cli.dbsize() == 0
+
+
+async def test_numbers_that_a_server_does_not_know(server: Server, tmp_path: Path) -> None:
+    """Fields of INFO, a setting and a time that are no numbers are unknown, and the others count."""
+    odd = [
+        (b"connected_slaves:0", b"connected_slaves:x"),
+        (b"maxmemory:0", b"maxmemory:-"),
+        (b"min-replicas-to-write\r\n$1\r\n0", b"min-replicas-to-write\r\n$1\r\nx"),
+        (b"*2\r\n$10\r\n1", b"*2\r\n$10\r\nx"),  # TIME
+    ]
+    async with RewritingProxy(tmp_path / "odd", server.path, *odd) as proxy:
+        facts = await facts_of(RedisStore(proxy.url), "lock:", connect=5.0)
+    assert (facts.error, facts.role, facts.replicas) == ("", "master", 0)
+    assert (facts.maxmemory, facts.min_replicas_to_write, facts.offset) == (None, None, None)
 
 
 def test_a_renamed_command(servers: Servers) -> None:

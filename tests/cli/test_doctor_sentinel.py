@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from redis.asyncio.connection import Connection
 
-from asynclock.cli.doctor.sentinels import SentinelFacts, remarks
+from asynclock.cli.doctor.sentinels import SentinelFacts, ask_sentinels, remarks
+from asynclock.stores.redis.sentinel.masters import Endpoint, Sentinels
 from tests.support.commands import asynclock, json_of
+from tests.support.lagging_sentinel import LaggingSentinel
 from tests.support.services.sentinels import NAME, Deployment, wait
 
 
@@ -74,6 +77,18 @@ def test_an_unknown_name(deployment: Deployment) -> None:
     assert code == 2
     assert "knows no master other" in found["reachable"]["what"]
     assert "knows no master other" in found["sentinel"]["what"]
+
+
+async def test_numbers_that_a_sentinel_does_not_know() -> None:
+    """A field that is no number is unknown, and the others count."""
+    sentinel = await LaggingSentinel(6379).start()
+    sentinel.more = {"num-other-sentinels": 2, "quorum": "odd", "num-slaves": "", "down-after-milliseconds": "1.5"}
+    endpoint = Endpoint("a:26379", lambda: Connection(host="127.0.0.1", port=sentinel.own_port))
+    try:
+        (facts,) = await ask_sentinels(Sentinels("mymaster", [endpoint]))
+    finally:
+        await sentinel.stop()
+    assert facts == SentinelFacts("a:26379", known=3)
 
 
 GOOD: dict[str, Any] = {"known": 3, "quorum": 2, "replicas": 2, "down_after": 5.0}

@@ -16,6 +16,7 @@ class LaggingSentinel:
         self.port = port
         self.epoch = epoch
         self.own_port = 0
+        self.more: dict[str, object] = {}  # fields of its answer
         self.asked = 0  # so often for the master
         self._server: asyncio.Server | None = None
         self._listeners: list[asyncio.StreamWriter] = []
@@ -64,7 +65,7 @@ class LaggingSentinel:
             case ["SENTINEL", "MASTER", _]:
                 self.asked += 1
                 fields = {"ip": "127.0.0.1", "port": self.port, "config-epoch": self.epoch, "role-reported-time": 1000}
-                return _array(*(word for field in fields.items() for word in map(str, field)))
+                return _array(*(str(word) for field in {**fields, **self.more}.items() for word in field))
             case ["SUBSCRIBE", _]:
                 self._listeners.append(writer)
                 return b"*3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n"

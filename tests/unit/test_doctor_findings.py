@@ -28,6 +28,11 @@ def test_a_good_server() -> None:
     assert found(node()) == []
 
 
+def test_a_version_that_is_no_number() -> None:
+    """`str.isdigit` takes more signs than `int` does."""
+    assert found(node(version="².0")) == found(node(version="x.0"))
+
+
 @pytest.mark.parametrize(
     ("facts", "check", "severity"),
     [

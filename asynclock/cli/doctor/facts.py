@@ -1,8 +1,8 @@
 """What `asynclock doctor` asks each server, on a connection of its own with the settings of the url.
 
 It changes no key: the commands that could are sent in a form that does nothing, to a key that does not exist. If INFO
-is refused, it writes a random key and deletes it (`addresses.py`). A command that a server refuses leaves its fact
-unknown.
+is refused, it writes a random key and deletes it (`addresses.py`). A command that a server refuses, or answers with
+something else than it should, leaves its fact unknown.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
+from asynclock._untrusted import number_of
 from asynclock.cli.doctor.addresses import servers_at
 from asynclock.cli.doctor.sentinels import SentinelFacts, ask_sentinels
 from asynclock.cli.doctor.severity import CONNECT
@@ -208,9 +209,8 @@ class _Questions:
             sent = time.time()
             answer = await self._ask("TIME")
             received = time.time()
-            if isinstance(answer, ResponseError):
+            if (server := _unix_time(answer)) is None:
                 return
-            server = int(answer[0]) + int(answer[1]) / 1_000_000
             error = (received - sent) / 2
             if self._facts.offset is None or error < self._facts.offset_error:
                 self._facts.offset, self._facts.offset_error = server - (sent + received) / 2, error
@@ -229,23 +229,23 @@ class _Questions:
         self._note("CONFIG GET", *settings)
         said = fields(info)
         fsync, save, stops, to_write = map(_setting, settings)
-        facts.min_replicas_to_write = int(to_write) if to_write else None
+        facts.min_replicas_to_write = number_of(to_write or "")
         facts.run_id = said.get("run_id", "")
         facts.product = "valkey" if "valkey_version" in said else "redis" if said else ""
         facts.version = said.get("valkey_version") or said.get("redis_version", "")
         facts.mode = said.get("server_mode") or said.get("redis_mode", "")
         facts.role = "replica" if said.get("role") == "slave" else said.get("role", "")
-        facts.replicas = int(said.get("connected_slaves", 0))
-        facts.uptime = float(said["uptime_in_seconds"]) if "uptime_in_seconds" in said else None
+        facts.replicas = number_of(said.get("connected_slaves", "")) or 0
+        facts.uptime = number_of(said.get("uptime_in_seconds", ""))
         facts.mark = _text(used)
         facts.loading = said.get("loading") == "1"
         facts.snapshots_fail = said.get("rdb_last_bgsave_status") == "err" and bool(save) and stops != "no"
         facts.append_only = said["aof_enabled"] == "1" if "aof_enabled" in said else None
         facts.fsync = fsync or ""
         facts.save = save
-        facts.maxmemory = int(said["maxmemory"]) if "maxmemory" in said else None
+        facts.maxmemory = number_of(said.get("maxmemory", ""))
         facts.policy = said.get("maxmemory_policy", "")
-        facts.used_memory = int(said.get("used_memory", 0))
+        facts.used_memory = number_of(said.get("used_memory", "")) or 0
         facts.user = _text(who)
 
     async def _clients(self) -> None:
@@ -261,7 +261,8 @@ class _Questions:
         names = ("cluster-require-full-coverage", "cluster-node-timeout")
         coverage, timeout = map(_setting, await self._many(*(("CONFIG", "GET", each) for each in names)))
         cluster.full_coverage = coverage
-        cluster.node_timeout = None if timeout is None else int(timeout) / 1000
+        milliseconds = number_of(timeout or "")
+        cluster.node_timeout = None if milliseconds is None else milliseconds / 1000
 
     async def _keys(self) -> None:
         """Look at some of the keys with the prefix."""
@@ -270,7 +271,7 @@ class _Questions:
         for _ in range(_PAGES):
             page = await self._ask("SCAN", cursor, "MATCH", f"{pattern}*", "COUNT", _PAGE)
             self._note("SCAN", page)
-            if isinstance(page, ResponseError):
+            if not isinstance(page, list) or len(page) != 2 or not isinstance(page[1], list):
                 return
             cursor = _text(page[0])
             found += [name for key in page[1] if not is_derived(name := _text(key), self._prefix)]
@@ -380,6 +381,14 @@ def _seconds(text: str) -> float | None:
     except ValueError:
         return None
     return said if math.isfinite(said) else None
+
+
+def _unix_time(answer: Any) -> float | None:
+    """The answer to TIME; None: unknown."""
+    match [number_of(_text(each)) for each in answer] if isinstance(answer, list) else []:
+        case [int(seconds), int(microseconds)]:
+            return seconds + microseconds / 1_000_000
+    return None
 
 
 def _setting(answer: Any) -> str | None:

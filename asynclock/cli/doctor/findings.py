@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from asynclock._options import RESERVED
-from asynclock._untrusted import printable
+from asynclock._untrusted import number_of, printable
 from asynclock.cli.doctor.addresses import CONNECTIONS
 from asynclock.cli.doctor.clusters import cluster_findings, independent
 from asynclock.cli.doctor.measures import clock_findings, latency_findings, version_findings
@@ -398,4 +398,4 @@ def _listed(commands: Sequence[str]) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    return tuple(number for part in version.split(".")[:2] if (number := number_of(part)) is not None)

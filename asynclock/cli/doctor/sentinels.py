@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
+from asynclock._untrusted import number_of
 from asynclock.cli.doctor.severity import advice_for
 from asynclock.stores.redis.remedies import remedy_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from asynclock.stores.redis.sentinel.masters import Endpoint, Sentinels
 
@@ -52,12 +53,16 @@ async def _ask(sentinels: Sentinels, endpoint: Endpoint) -> SentinelFacts:
     except Exception as error:  # whatever it is, the report shows it
         facts.error, facts.misconfigured = str(error) or repr(error), isinstance(error, ConfigError)
         return facts
-    facts.known = 1 + int(said.get("num-other-sentinels", 0))
-    facts.quorum = int(said.get("quorum", 0))
-    facts.replicas = int(said.get("num-slaves", 0))
-    facts.down_after = int(said.get("down-after-milliseconds", 0)) / 1000
-    facts.epoch = int(said.get("config-epoch", 0))
+    facts.known = 1 + _number(said, "num-other-sentinels")
+    facts.quorum = _number(said, "quorum")
+    facts.replicas = _number(said, "num-slaves")
+    facts.down_after = _number(said, "down-after-milliseconds") / 1000
+    facts.epoch = _number(said, "config-epoch")
     return facts
+
+
+def _number(said: Mapping[str, str], field: str) -> int:
+    return number_of(said.get(field, "")) or 0
 
 
 @dataclass(frozen=True, slots=True)
