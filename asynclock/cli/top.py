@@ -16,6 +16,8 @@ from asynclock.cli.program import Code
 from asynclock.cli.watching import longest, look, lost, screen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asynclock.cli.watching import Hold, Moment
     from asynclock.client import Redlock
     from asynclock.info import Holder
@@ -39,19 +41,31 @@ def top(
     With --json each look is a line. Exit code: 0; 69 if no majority of the servers answered at the last look.
     """
     redlock = client(named_urls(url), prefix, looks=True)
+    error = ""
+
+    def seen(moment: Moment) -> None:
+        nonlocal error
+        error = moment.error
+
     try:
-        last = asyncio.run(_watch(redlock, prefix_of_names, interval, iterations, limit, as_json))
-    except KeyboardInterrupt:
-        return
+        asyncio.run(_watch(redlock, prefix_of_names, interval, iterations, limit, as_json, seen))
+    except KeyboardInterrupt:  # the usual end
+        pass
     except asyncio.CancelledError:
         raise typer.Exit(128 + signal.SIGTERM) from None
-    raise typer.Exit(Code.UNAVAILABLE if last.error else Code.OK)
+    raise typer.Exit(Code.UNAVAILABLE if error else Code.OK)
 
 
 async def _watch(
-    redlock: Redlock, begin: str, interval: float, iterations: int | None, limit: int, as_json: bool
-) -> Moment:
-    """Look again and again. Returns what the last look saw."""
+    redlock: Redlock,
+    begin: str,
+    interval: float,
+    iterations: int | None,
+    limit: int,
+    as_json: bool,
+    seen: Callable[[Moment], None],
+) -> None:
+    """Look again and again, and call `seen` with what each look saw."""
     losses, before = 0, None
     rests: dict[Hold, float] = {}
     lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json
@@ -62,6 +76,7 @@ async def _watch(
     try:
         while True:
             moment = await look(redlock, begin, limit)
+            seen(moment)
             gone: list[Holder] = [] if before is None else lost(before, moment, rests)
             losses += len(gone)
             if as_json:
@@ -73,7 +88,7 @@ async def _watch(
             if iterations is not None:
                 iterations -= 1
                 if not iterations:
-                    return moment
+                    return
             if not moment.error:
                 before, rests = moment, longest(rests, moment)
             await asyncio.sleep(interval)

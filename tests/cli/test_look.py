@@ -328,7 +328,7 @@ def test_top_gives_the_terminal_back(server: Server) -> None:
 
 
 def test_top_in_an_outage(server: Server, begin: Begin) -> None:
-    """It goes on; the last look decides the exit code. Ctrl-C is its usual end."""
+    """It goes on; the last look decides the exit code."""
     top = begin("top", "--json", "--interval", "10ms", on=server)
     while not json.loads(top.line())["ok"]:  # a first connect may take long
         pass
@@ -342,3 +342,13 @@ def test_top_in_an_outage(server: Server, begin: Begin) -> None:
     assert top.code() == 0
     server.kill()
     assert answered("top", "--iterations", "1", on=server).returncode == 69
+
+
+def test_ctrl_c_in_an_outage(server: Server, begin: Begin) -> None:
+    """Ctrl-C is the usual end of `top`. The last look decides the exit code, as it does with --iterations."""
+    top = begin("top", "--json", "--interval", "10ms", on=server)
+    server.kill()
+    while json.loads(top.line())["ok"]:
+        pass
+    top.process.send_signal(signal.SIGINT)
+    assert top.code() == 69
