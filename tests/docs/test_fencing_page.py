@@ -1,5 +1,5 @@
 """docs/fencing.md: what it shows of HTTP and of object stores runs as it stands, over sockets. test_docs.py runs its
-program for SQLAlchemy, and tests/stores/test_fencing.py its snippet for Django."""
+program for SQLAlchemy, and tests/stores/test_fencing_django.py its snippet for Django."""
 
 from __future__ import annotations
 
