@@ -21,6 +21,8 @@ from asynclock._errors import ConfigError, StaleToken
 from asynclock.locks.lease import Lease, enclosing_lease
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from django.db.models import Q, QuerySet
     from redis.asyncio import Redis, RedisCluster
     from sqlalchemy import ColumnElement, Connection, CursorResult, Select, Update
@@ -79,13 +81,18 @@ def fenced_sync(
 
 def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None = None, /, **values: Any) -> int:
     """`queryset.update(**values)` of Django, for the rows whose `field` is NULL or not greater than the token; sets it
-    to the token. Returns the number of rows. Raises as `fenced`."""
+    to the token. Returns the number of rows. Raises as `fenced`; ConfigError also if the field or a value is in the
+    table of a parent model."""
     from django.db import router, transaction
 
     held = _lease(lease)
+    values[field] = held.fence
+    _in_one_table(queryset, values)
     # Both statements go to one database: a router may send a read to a replica, which does not have the token yet.
     queryset = queryset.using(queryset._db or router.db_for_write(queryset.model, **queryset._hints))  # noqa: SLF001
-    rows: int = queryset.filter(_not_greater(field, held.fence)).update(**{**values, field: held.fence})
+    if queryset.query.count_active_tables() > 1:
+        queryset = _of_one_table(queryset)
+    rows: int = queryset.filter(_not_greater(field, held.fence)).update(**values)
     if rows:
         return rows
     later = queryset.filter(**{f"{field}__gt": held.fence})
@@ -153,6 +160,32 @@ def _greater(statement: Update, column: Any, token: int) -> Select[Any]:
 
     asked = select(column).where(column > token).limit(1).with_for_update(read=True)
     return asked if statement.whereclause is None else asked.where(statement.whereclause)
+
+
+def _in_one_table(queryset: QuerySet[Any], fields: Iterable[str]) -> None:
+    """Django writes a field of a parent model in a statement of its own, by primary key and without a look at the
+    token."""
+    options = queryset.model._meta  # noqa: SLF001
+    for each in fields:
+        model = options.get_field(each).model
+        if model._meta.concrete_model is not options.concrete_model:  # noqa: SLF001
+            raise ConfigError(
+                f"{each!r} is in the table of {model.__name__}, and not in that of {queryset.model.__name__}: no "
+                f"single statement compares the token and writes it. Keep the token and the values in one table, and "
+                f"give the queryset of its model"
+            )
+
+
+def _of_one_table(queryset: QuerySet[Any]) -> QuerySet[Any]:
+    """The same rows, without joins. Django puts all conditions of an UPDATE that joins into a subquery, or into a
+    SELECT before it. A condition on the token would be there, too, and compare a row that a newer holder is about to
+    write: the UPDATE would overwrite that write."""
+    from django.db import connections
+
+    rows: Any = queryset.values("pk")
+    if not connections[queryset.db].features.update_can_self_select:  # MySQL: an UPDATE cannot read its own table again
+        rows = list(queryset.values_list("pk", flat=True))
+    return type(queryset)(queryset.model, using=queryset.db).filter(pk__in=rows)
 
 
 def _not_greater(field: str, token: int) -> Q:

@@ -135,6 +135,114 @@ with override_settings(DATABASE_ROUTERS=[Replicas()]):
 connections.close_all()
 """
 
+_DJANGO_JOIN = """
+from contextlib import nullcontext
+from threading import Thread
+
+class Customer(models.Model):
+    email = models.CharField(max_length=20)
+    class Meta:
+        app_label = "shop"
+        db_table = sys.argv[2] + "_customer"
+
+class Sale(models.Model):
+    customer = models.ForeignKey(Customer, models.CASCADE)
+    state = models.CharField(max_length=20)
+    fence = models.BigIntegerField(null=True)
+    class Meta:
+        app_label = "shop"
+        db_table = sys.argv[2] + "_sale"
+
+with connection.schema_editor() as editor:
+    editor.create_model(Customer)
+    editor.create_model(Sale)
+Sale.objects.create(id=42, state="new", customer=Customer.objects.create(email="a@b"))
+sales = Sale.objects.filter(customer__email="a@b")
+other = Sale.objects.using("other").filter(id=42)
+
+def write_late():
+    try:
+        print(fenced_update(sales, "fence", older, state="late"))
+    except StaleToken:
+        print("refused")
+"""
+
+_DJANGO_JOIN_CALLS = """
+assert fenced_update(sales, "fence", newer, state="paid") == 1
+assert fenced_update(sales.filter(id=1), "fence", newer, state="paid") == 0
+for atomic in (nullcontext(), transaction.atomic()):
+    with atomic:
+        write_late()
+print(sales.get().state, sales.get().fence == newer.fence)
+connections.close_all()
+"""
+
+_DJANGO_JOIN_LOCKED = """
+def write_in_a_thread():
+    write_late()
+    connections.close_all()
+
+waits = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))"
+with transaction.atomic("other"):
+    assert fenced_update(other, "fence", newer, state="paid") == 1
+    with connections["other"].cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        (holder,) = cursor.fetchone()
+    thread = Thread(target=write_in_a_thread)
+    thread.start()
+    with connection.cursor() as cursor:
+        while thread.is_alive() and not cursor.execute(waits, [holder]).fetchone()[0]:
+            thread.join(0.01)
+thread.join()
+print(sales.get().state, sales.get().fence == newer.fence)
+connections.close_all()
+"""
+
+_DJANGO_JOIN_SELECTED = """
+connection.features.update_can_self_select = False  # as that of MySQL
+
+def write_between(execute, sql, *args):
+    if sql.startswith("UPDATE"):
+        assert "SELECT" not in sql
+        assert fenced_update(other, "fence", newer, state="paid") == 1
+    return execute(sql, *args)
+
+with connection.execute_wrapper(write_between):
+    write_late()
+print(sales.get().state, sales.get().fence == newer.fence)
+connections.close_all()
+"""
+
+_DJANGO_PARENTS = """
+from asynclock import ConfigError
+
+class Gift(Order):
+    note = models.CharField(max_length=20)
+    seal = models.BigIntegerField(null=True)
+    class Meta:
+        app_label = "shop"
+        db_table = sys.argv[2] + "_gift"
+
+class Paid(Order):
+    class Meta:
+        app_label = "shop"
+        proxy = True
+
+with connection.schema_editor() as editor:
+    editor.create_model(Gift)
+gifts = Gift.objects.filter(state="new")
+Gift.objects.create(id=43, state="new", note="none")
+for field, values in {"fence": {"note": "hi"}, "seal": {"state": "paid"}}.items():
+    try:
+        print(fenced_update(gifts, field, newer, **values))
+    except ConfigError as refused:
+        print(str(refused).partition(":")[0])
+assert gifts.filter(note="none", fence=None, seal=None).count() == 1
+print(fenced_update(gifts, "seal", newer, note="hi"), gifts.get().note)
+print(fenced_update(Paid.objects.filter(id=42), "fence", newer, state="paid"))
+connections.close_all()
+"""
+
 
 def django(program: str, database: dict[str, Any], *args: str) -> str:
     """The output of this program, which has a model, its row, and two leases; Django is configured once in a
@@ -151,16 +259,12 @@ def database_of_django(request: pytest.FixtureRequest, kind: str) -> dict[str, A
     """On MariaDB over PyMySQL; a transaction sees a snapshot there, which Django has turned off by default."""
     if kind == "sqlite":
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(request.getfixturevalue("tmp_path") / "data")}
-    pytest.importorskip("pymysql")
-    url = urlsplit(request.getfixturevalue("mariadb_url"))
-    return {
-        "ENGINE": "django.db.backends.mysql",
-        "NAME": url.path[1:],
-        "USER": url.username,
-        "HOST": url.hostname,
-        "PORT": url.port,
-        "OPTIONS": {"isolation_level": "repeatable read"},
-    }
+    pytest.importorskip({"postgresql": "psycopg", "mariadb": "pymysql"}[kind])
+    url = urlsplit(request.getfixturevalue(f"{kind}_url"))
+    database = {"NAME": url.path[1:], "USER": url.username, "HOST": url.hostname, "PORT": url.port}
+    if kind == "postgresql":
+        return {"ENGINE": "django.db.backends.postgresql", **database}
+    return {"ENGINE": "django.db.backends.mysql", "OPTIONS": {"isolation_level": "repeatable read"}, **database}
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
@@ -183,3 +287,33 @@ def test_a_router_of_django_with_a_replica(request: pytest.FixtureRequest) -> No
     """The replica lags, and has no greater token: the database that is written is asked, and says that the token is
     stale."""
     assert django(_DJANGO_ROUTER, database_of_django(request, "sqlite")) == "refused\nrefused\nnew paid\n"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
+def test_a_queryset_that_joins(request: pytest.FixtureRequest, kind: str) -> None:
+    """Its rows are written under a newer token, and an older one is refused, in a transaction and without."""
+    told = django(_DJANGO_JOIN + _DJANGO_JOIN_CALLS, database_of_django(request, kind))
+    assert told == "refused\nrefused\npaid True\n"
+
+
+def test_a_queryset_that_joins_waits_for_a_newer_write(request: pytest.FixtureRequest) -> None:
+    """The UPDATE under the older token waits for the row, and compares the token that the newer holder commits."""
+    told = django(_DJANGO_JOIN + _DJANGO_JOIN_LOCKED, database_of_django(request, "postgresql"))
+    assert told == "refused\npaid True\n"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
+def test_a_newer_write_after_the_rows_of_a_join_were_selected(request: pytest.FixtureRequest, kind: str) -> None:
+    """MySQL cannot select the rows in the UPDATE. The UPDATE compares the token again, after a newer holder's write."""
+    told = django(_DJANGO_JOIN + _DJANGO_JOIN_SELECTED, database_of_django(request, kind))
+    assert told == "refused\npaid True\n"
+
+
+def test_fields_of_a_parent_model(request: pytest.FixtureRequest) -> None:
+    """A token or a value in another table is refused, and nothing is written. A condition on one is not, and a proxy
+    model has the table of its parent."""
+    told = django(_DJANGO_PARENTS, database_of_django(request, "sqlite"))
+    fence, state, *passed = told.splitlines()
+    assert fence == "'fence' is in the table of Order, and not in that of Gift"
+    assert state == "'state' is in the table of Order, and not in that of Gift"
+    assert passed == ["1 hi", "1"]
