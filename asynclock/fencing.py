@@ -96,7 +96,7 @@ def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None =
     if rows:
         return rows
     later = queryset.filter(**{f"{field}__gt": held.fence})
-    if transaction.get_connection(queryset.db).in_atomic_block:
+    if not transaction.get_connection(queryset.db).get_autocommit():
         later = later.select_for_update()  # else a snapshot of the transaction may show an older token
     if later.values_list("pk").first() is not None:
         raise _stale(held, field)

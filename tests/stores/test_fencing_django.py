@@ -104,6 +104,18 @@ print(row.get().state)
 connections.close_all()
 """
 
+_DJANGO_NO_AUTOCOMMIT = """
+transaction.set_autocommit(False)
+assert row.get().state == "new"
+assert fenced_update(row.using("other"), "fence", newer, state="paid") == 1
+try:
+    print(fenced_update(row, "fence", older, state="late"))
+except StaleToken:
+    print("refused")
+transaction.rollback()
+connections.close_all()
+"""
+
 
 _DJANGO_ROUTER = """
 import copy
@@ -281,6 +293,11 @@ def test_a_snapshot_of_django_hides_no_greater_token(request: pytest.FixtureRequ
     """A transaction on MariaDB has read the row before the newer holder wrote it, and still sees the older row. So
     does async code that `async_to_sync` calls in that transaction."""
     assert django(_DJANGO_SNAPSHOT, database_of_django(request, "mariadb"), call) == "refused\npaid\n"
+
+
+def test_a_snapshot_without_autocommit(request: pytest.FixtureRequest) -> None:
+    """A transaction is open then, also outside of `atomic()`."""
+    assert django(_DJANGO_NO_AUTOCOMMIT, database_of_django(request, "mariadb")) == "refused\n"
 
 
 def test_a_router_of_django_with_a_replica(request: pytest.FixtureRequest) -> None:
