@@ -57,11 +57,7 @@ async def fenced(
     outside of a block without a lease, and for an UPDATE with RETURNING; Unsupported with fencing=False, and the errors
     of SQLAlchemy. The caller commits.
     """
-    held = _lease(lease)
-    result: Any = await session.execute(_update(statement, column, held.fence))
-    if not result.rowcount and (await session.execute(_greater(statement, column, held.fence))).first():
-        raise _stale(held, column)
-    return result  # type: ignore[no-any-return] # of an UPDATE it is a CursorResult
+    return await session.run_sync(fenced_sync, statement, column, _lease(lease))
 
 
 def fenced_sync(
@@ -74,8 +70,12 @@ def fenced_sync(
     """As `fenced`, for a Session or a Connection that is not async."""
     held = _lease(lease)
     result: Any = session.execute(_update(statement, column, held.fence))
-    if not result.rowcount and session.execute(_greater(statement, column, held.fence)).first():
-        raise _stale(held, column)
+    if not result.rowcount:
+        # Where the UPDATE ran: a session may send a SELECT to a replica, which does not have the token yet. The result
+        # of a session with shards has no connection; it sends both statements to the same shards.
+        asked = getattr(result, "connection", session)
+        if asked.execute(_greater(statement, column, held.fence)).first():
+            raise _stale(held, column)
     return result  # type: ignore[no-any-return] # of an UPDATE it is a CursorResult
 
 

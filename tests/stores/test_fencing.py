@@ -208,6 +208,29 @@ async def test_a_lost_block_that_is_not_cancelled(tmp_path: Any, shared_urls: li
     await engine.dispose()
 
 
+def test_a_session_that_reads_from_a_replica(tmp_path: Any, leases: tuple[Lease, Lease]) -> None:
+    """The replica lags, and has no greater token: the database that is written is asked, and says that the token is
+    stale."""
+    older, newer = leases
+    for each in ("leader", "replica"):
+        (tmp_path / each).mkdir()
+    leader, changed = orders_in_sqlite(tmp_path / "leader")
+    replica, _ = orders_in_sqlite(tmp_path / "replica")
+
+    class RoutingSession(Session):
+        """That of SQLAlchemy's page on custom vertical partitioning."""
+
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> Engine:
+            return leader if self._flushing or isinstance(clause, Update) else replica
+
+    with RoutingSession() as session, session.begin():
+        fenced_sync(session, changed, Order.fence, newer)
+    with RoutingSession() as session, pytest.raises(StaleToken):
+        fenced_sync(session, changed, Order.fence, older)
+    for engine in (leader, replica):
+        engine.dispose()
+
+
 async def test_an_update_with_returning_is_refused(tmp_path: Any, leases: tuple[Lease, Lease]) -> None:
     """Before it is sent: its result does not tell on each database how many rows it changed."""
     orders = table()
