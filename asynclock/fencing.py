@@ -53,9 +53,9 @@ async def fenced(
     """Execute an UPDATE that sets `column` to the token, in the rows where the column is NULL or not greater.
 
     `lease`: default is that of the block that encloses the call, held or not. Raises StaleToken if it changed no row,
-    and a row of its WHERE clause has a greater token. No row at all: the result has rowcount 0. Raises ConfigError
-    outside of a block without a lease, and for an UPDATE with RETURNING; Unsupported with fencing=False, and the errors
-    of SQLAlchemy. The caller commits.
+    or the driver cannot tell (-1), and a row of its WHERE clause has a greater token. No row at all: the result has
+    rowcount 0. Raises ConfigError outside of a block without a lease, and for an UPDATE with RETURNING; Unsupported
+    with fencing=False, and the errors of SQLAlchemy. The caller commits.
     """
     return await session.run_sync(fenced_sync, statement, column, _lease(lease))
 
@@ -70,7 +70,7 @@ def fenced_sync(
     """As `fenced`, for a Session or a Connection that is not async."""
     held = _lease(lease)
     result: Any = session.execute(_update(statement, column, held.fence))
-    if not result.rowcount:
+    if result.rowcount <= 0:  # -1: SQLite's driver does not count the rows of an UPDATE that begins with WITH
         # Where the UPDATE ran: a session may send a SELECT to a replica, which does not have the token yet. The result
         # of a session with shards has no connection; it sends both statements to the same shards.
         asked = getattr(result, "connection", session)

@@ -231,6 +231,19 @@ def test_a_session_that_reads_from_a_replica(tmp_path: Any, leases: tuple[Lease,
         engine.dispose()
 
 
+def test_an_update_whose_rows_are_not_counted(tmp_path: Any, leases: tuple[Lease, Lease]) -> None:
+    """SQLite's driver gives -1 for an UPDATE that begins with WITH. An older token is refused, a newer one is not."""
+    older, newer = leases
+    engine, changed = orders_in_sqlite(tmp_path)
+    new = select(Order.id).where(Order.state != "sent").cte("new")
+    changed = changed.where(Order.id.in_(select(new.c.id)))
+    with engine.begin() as connection:
+        assert fenced_sync(connection, changed, Order.__table__.c.fence, newer).rowcount == -1
+        with pytest.raises(StaleToken):
+            fenced_sync(connection, changed, Order.__table__.c.fence, older)
+    engine.dispose()
+
+
 async def test_an_update_with_returning_is_refused(tmp_path: Any, leases: tuple[Lease, Lease]) -> None:
     """Before it is sent: its result does not tell on each database how many rows it changed."""
     orders = table()
