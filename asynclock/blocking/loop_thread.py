@@ -88,6 +88,10 @@ class LoopThread:
         self.listeners.exits = self.losses.exits = True
         with contextlib.suppress(RuntimeError, TimeoutError):
             asyncio.run_coroutine_threadsafe(_close_clients(), self.loop).result(_CLOSING)
+        self.end()
+
+    def end(self) -> None:
+        """End the thread."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._end)
             self._thread.join(_JOINING)
@@ -121,7 +125,7 @@ async def _close_clients() -> None:
 
 _clients: WeakSet[Redlock] = WeakSet()
 _background: set[asyncio.Task[object]] = set()
-_guard = threading.Lock()
+_guard = threading.RLock()  # a signal handler may use a client while its thread has this
 _here = threading.local()
 _current: LoopThread | None = None
 _inherited: list[LoopThread] = []
@@ -162,8 +166,11 @@ def _started() -> LoopThread:
                 thread.start()
             except RuntimeError as error:
                 raise ConfigError(f"asynclock cannot start its background thread: {error}") from error
-            _current = thread
-            _end_with_child()
+            if _current is None:
+                _current = thread
+                _end_with_child()
+            else:  # a signal handler of this thread has started another one meanwhile, and clients use that
+                thread.end()
         return _current
 
 
@@ -275,7 +282,7 @@ def _exit() -> None:
 
 def _after_fork() -> None:
     global _current, _guard  # noqa: PLW0603
-    _guard = threading.Lock()
+    _guard = threading.RLock()
     close_inherited()
     if _current is not None:
         _inherited.append(_current)

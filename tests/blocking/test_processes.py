@@ -118,6 +118,40 @@ def test_ctrl_c_at_a_wait_ends_the_program(client: Redlock, shared_urls: list[st
     assert not client(name).locked()
 
 
+def test_a_signal_handler_closes_its_client_during_the_first_call(shared_urls: list[str], name: str) -> None:
+    """A SIGTERM comes while the main thread starts the background thread, just before it is known to the process. The
+    handler closes the client. Then there is one background thread, which serves another client."""
+    program = """
+        import signal, sys, threading
+        from asynclock.blocking import Redlock
+
+        client, other, name = Redlock(sys.argv[1]), Redlock(sys.argv[1]), sys.argv[2]
+
+        def close(*_):
+            client.close()
+            print("closed", flush=True)
+
+        def profile(frame, event, arg):
+            if event == "return" and (frame.f_code.co_name, frame.f_globals["__name__"]) == ("start_thread", MODULE):
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGTERM)
+
+        MODULE = "asynclock._loop"
+        signal.signal(signal.SIGTERM, close)
+        sys.setprofile(profile)
+        try:
+            client(name).acquire()
+        except ValueError as error:
+            print(error)
+        with other(name):
+            print([each.name for each in threading.enumerate()].count("asynclock loop"))
+        """
+    closed, error, threads = run_python(program, shared_urls[0], name).splitlines()
+    assert closed == "closed"
+    assert "closed" in error
+    assert threads == "1"
+
+
 @posix
 def test_c8_a_child_has_a_loop_of_its_own(client: Redlock, shared_urls: list[str], name: str) -> None:
     """Threads hold and wait while the main thread and another thread fork. A child holds nothing of its parent, says so
