@@ -59,7 +59,7 @@ class Call(Generic[_T]):
     its end even if nobody waits for it."""
 
     __slots__ = (
-        "__weakref__", "_abandoned", "_cancels", "_completes", "_coroutine", "_error", "_fut_waiter", "_home",
+        "__weakref__", "_abandoned", "_begun", "_cancels", "_completes", "_coroutine", "_error", "_fut_waiter", "_home",
         "_loop", "_must_cancel", "_over", "_result", "_reused", "_thread", "_told", "_undo", "_wait", "context",
     )  # fmt: skip
 
@@ -81,6 +81,7 @@ class Call(Generic[_T]):
         self.context = copy_context()  # the steps run in it
         self._thread = threading.current_thread()
         self._wait = thread_wait()
+        self._begun = False
         self._reused = False  # another call may have it
         self._over = False  # its thread may go on
         self._told: list[tuple[Context, Callable[[Event], object], Event]] | None = None
@@ -142,7 +143,10 @@ class Call(Generic[_T]):
     # -- in the loop ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The first step. `context` is entered. It raises nothing: that would end the loop."""
+        """The first step, once. `context` is entered. It raises nothing: that would end the loop."""
+        if self._begun:
+            return
+        self._begun = True
         try:
             self._step()
         except BaseException as error:
@@ -160,8 +164,10 @@ class Call(Generic[_T]):
         self._abandoned = True
         if self._coroutine is None:
             self._ended()
-        elif not self._completes:
+            return
+        if not self._completes:
             self.cancel()
+        self.begin()  # an exception in the thread may have come before `_home.begin`, or in it
 
     def _ended(self) -> None:
         """It has ended after its thread stopped to wait."""

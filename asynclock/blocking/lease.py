@@ -101,18 +101,22 @@ class Lease:
     def __exit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
         """Release. Raises LockLost if it was lost meanwhile, or an error of `release`. An exception of the body takes
         precedence, with a note."""
-        if isinstance(e, GeneratorExit) and is_collected_here():
-            run_in_background(self._home, self._lease.__aexit__, t, e, tb)
-            return
         try:
-            self._check_home()
-        except LockError as error:
-            if e is None:
-                raise
-            if not isinstance(e, LockLost):
-                e.add_note(str(error))
-            return
-        call_to_its_end(self._lease.__aexit__, t, e, tb)
+            if isinstance(e, GeneratorExit) and is_collected_here():
+                run_in_background(self._home, self._lease.__aexit__, t, e, tb)
+                return
+            try:
+                self._check_home()
+            except LockError as error:
+                if e is None:
+                    raise
+                if not isinstance(e, LockLost):
+                    e.add_note(str(error))
+                return
+            call_to_its_end(self._lease.__aexit__, t, e, tb)
+        except BaseException:  # such as a KeyboardInterrupt, perhaps before the release has begun
+            run_in_background(self._home, leave, self)
+            raise
 
     def _note_entered(self) -> None:
         """The thread that calls this has entered a block of the Lock."""
@@ -151,8 +155,9 @@ async def give_back(lease: Lease | None) -> None:
 
 
 async def leave(lease: Lease) -> None:
-    """Nobody enters the block of that lease."""
-    await lease._lease.__aexit__(None, None, None)  # noqa: SLF001 - of this module
+    """Nobody enters the block of that lease, or its end was interrupted, perhaps before it began."""
+    if lease._home.is_here() and lease._lease._in_block:  # noqa: SLF001 - of this module
+        await lease._lease.__aexit__(None, None, None)  # noqa: SLF001
 
 
 async def entered(enter: Callable[[], Coroutine[Any, Any, locks_lease.Lease]], on_lost: OnLost | None) -> Lease:

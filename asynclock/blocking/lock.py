@@ -110,22 +110,33 @@ class Lock:
 
     def __exit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
         """Release, as the Lease does at the end of its block."""
-        frame = frame_at(1)
-        self._ended((id(frame), frame.f_code)).__exit__(t, e, tb)
+        block: _Block | None = None
+        try:
+            frame = frame_at(1)
+            block = self._ended((id(frame), frame.f_code))
+            self._blocks.remove(block)
+            block.lease.__exit__(t, e, tb)
+        except LockNotHeld:
+            raise
+        except BaseException:  # such as a KeyboardInterrupt, perhaps before the release has begun
+            frame = frame_at(1)
+            block = block or self._ended((id(frame), frame.f_code))
+            if block in self._blocks:
+                self._blocks.remove(block)
+            abandon(leave, block.lease)
+            raise
 
-    def _ended(self, caller: Caller) -> Lease:
-        """The lease of the block that ends here. A `with` statement enters and leaves from one frame, in whatever
+    def _ended(self, caller: Caller) -> _Block:
+        """The block that ends here. A `with` statement enters and leaves from one frame, in whatever
         threads that runs, such as a generator that a framework resumes in another thread. An exit stack has another
         frame for each: then it is the block that this thread entered last. Raises LockNotHeld."""
         thread, blocks = current_thread(), list(reversed(self._blocks))
         if blocks and blocks[0].caller == caller and blocks[0].thread is thread:  # most blocks
-            self._blocks.remove(blocks[0])
-            return blocks[0].lease
+            return blocks[0]
         of_frame = [each for each in blocks if each.caller == caller]
         of_thread = [each for each in blocks if each.thread is thread]
         found = [each for each in of_frame if each.thread is thread] or of_frame or of_thread
         found = found or [each for each in blocks if not each.thread.is_alive()]
         if not found:
             raise LockNotHeld(f"this thread has entered no block of {brief(self.name)}", name=self.name)
-        self._blocks.remove(found[0])
-        return found[0].lease
+        return found[0]

@@ -173,6 +173,11 @@ class Lease:
         """For `asynclock.blocking`: the thread that calls this has entered its block."""
         note_entered(self._tenure, self._kept)
 
+    @property
+    def _in_block(self) -> bool:
+        """For `asynclock.blocking`: whether it guards a block whose end has not begun."""
+        return self._tenure.block is not None
+
     def _spare_body(self) -> None:
         """For `asynclock.fastapi`, in a block whose body waits for a thread: a loss does not cancel it, since that
         would not end the thread. The end of the block raises LockLost."""

@@ -17,6 +17,8 @@ from asynclock.blocking import Redlock
 from asynclock.events import Acquired, Event, Released
 from tests.support.threads import until
 
+FOLDER = str(Path(blocking.__file__).parent)
+
 
 def test_a_grant_that_nobody_takes_is_given_back(client: Redlock, name: str) -> None:
     """An exception in the thread after the grant, here of a listener, must not leave a hold that nobody releases."""
@@ -90,21 +92,62 @@ def test_a_signal_at_any_point_of_a_call_leaves_no_hold(client: Redlock, name: s
         lock.release()
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("how", ["lock", "lease"])
+def test_a_signal_at_any_point_of_an_exit_leaves_no_hold(client: Redlock, name: str, how: str) -> None:
+    """The same, at the end of a block. The program keeps the Lease, so it would be renewed. The first point is left
+    out: there `__exit__` has not begun, so it cannot catch the exception."""
+    lock, kept = client(name, lease=60), list[object]()
+    for point in itertools.count(2):
+        ended = False
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(point, at_once=False) as start:
+            with lock if how == "lock" else lock.acquire(timeout=None) as lease:
+                kept.append(lease)
+                start()
+            ended = True
+        until(lambda: not lock.locked())
+        if ended:
+            break
+    assert point > 10
+
+
+def test_a_release_is_carried_out_if_a_signal_comes_before_the_loop_has_it(client: Redlock, name: str) -> None:
+    """KeyboardInterrupt comes where the thread is about to pass its call of `release` to the background loop."""
+    lease, functions = client(name, lease=60).acquire(timeout=None), list[str]()
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(FOLDER):
+            functions.append(frame.f_code.co_name)
+            if functions[-2:] == ["run", "begin"]:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sys.setprofile(profile)
+        lease.release()
+    until(lambda: not client(name).locked())
+
+
 @contextlib.contextmanager
-def interrupted_at(point: int) -> Iterator[Callable[[], None]]:
-    """Raise KeyboardInterrupt in this thread at such a point of asynclock.blocking."""
-    points, folder = itertools.count(1), str(Path(blocking.__file__).parent)
+def interrupted_at(point: int, at_once: bool = True) -> Iterator[Callable[[], None]]:
+    """Raise KeyboardInterrupt in this thread at such a point of asynclock.blocking. Yields a function that ends this,
+    or without `at_once` one that begins it."""
+    points = itertools.count(1)
+
+    def start() -> None:
+        sys.setprofile(profile)
 
     def stop() -> None:
         sys.setprofile(None)
 
     def profile(frame: FrameType, event: str, arg: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(folder) and next(points) == point:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(FOLDER) and next(points) == point:
             stop()
             raise KeyboardInterrupt
 
-    sys.setprofile(profile)
+    if at_once:
+        start()
     try:
-        yield stop
+        yield stop if at_once else start
     finally:
         stop()
