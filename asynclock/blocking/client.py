@@ -208,12 +208,16 @@ class Redlock:
         async def following() -> Holder | None:
             return await anext(found, None)
 
+        async def close() -> None:
+            with suppress(RuntimeError):  # `following` still runs, and was cancelled: that ends the generator, too
+                await found.aclose()  # type: ignore[attr-defined]  # an async generator
+
         try:
             while (holder := call(following)) is not None:
                 yield holder
         finally:
             with suppress(ConfigError):  # the interpreter exits, or a garbage collector drops this in the loop's thread
-                call_to_its_end(found.aclose)  # type: ignore[attr-defined]  # an async generator
+                call_to_its_end(close)
 
     def release_all(self) -> None:
         """Release all holds of this client in this process. Errors are logged and not raised."""

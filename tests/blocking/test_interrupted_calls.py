@@ -15,6 +15,7 @@ import pytest
 from asynclock import blocking
 from asynclock.blocking import Redlock
 from asynclock.events import Acquired, Event, Released
+from tests.support.servers import Server
 from tests.support.threads import until
 
 FOLDER = str(Path(blocking.__file__).parent)
@@ -126,6 +127,25 @@ def test_a_release_is_carried_out_if_a_signal_comes_before_the_loop_has_it(clien
         sys.setprofile(profile)
         lease.release()
     until(lambda: not client(name).locked())
+
+
+def test_ctrl_c_in_holders_is_raised(server: Server) -> None:
+    """KeyboardInterrupt comes while the server has not answered. It reaches the program, and no error of the generator
+    that is closed takes its place."""
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(FOLDER) and frame.f_code.co_name == "wait":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    with Redlock(server.url) as client:
+        server.freeze()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                sys.setprofile(profile)
+                next(client.holders())
+        finally:
+            server.thaw()
 
 
 @contextlib.contextmanager
