@@ -82,6 +82,8 @@ def install(
         raise ConfigError(f"install(app, client) takes a FastAPI and a Redlock, not {app!r} and {client!r}")
     if app in _installed:
         raise ConfigError("install() was called for this app already")
+    if app.middleware_stack is not None:  # its handlers of exceptions and its lifespan are chosen
+        raise ConfigError("the app has started: call install() where the app is made, not in its lifespan or later")
     _problems.check_busy_status(busy_status)
     _problems.check_ready(ready)
     installed = _Installed(client, busy_status)

@@ -409,6 +409,18 @@ async def test_a_loss_cancels_an_async_decorator_of_a_def() -> None:
         assert (await asking).json()["code"] == "lost"
 
 
+def test_an_app_that_has_started_is_refused() -> None:
+    """In a lifespan, install() would be too late: errors would be answered with 500, and no client would be closed."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        install(app, Redlock("memory:"))
+        yield
+
+    with pytest.raises(ConfigError, match="where the app is made"), TestClient(FastAPI(lifespan=lifespan)):
+        pass
+
+
 @pytest.mark.parametrize("by_lifespan", [False, True])
 async def test_the_client_of_a_mounted_app_is_closed(by_lifespan: bool) -> None:
     """No server runs the lifespan of a mounted app, so the app that starts connects and closes its client, too. That
