@@ -23,7 +23,6 @@ from functools import partial
 from inspect import Parameter, Signature
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
-from weakref import WeakKeyDictionary
 
 import anyio
 import fastapi.routing
@@ -80,7 +79,7 @@ def install(
     for a template that does not fit its route."""
     if not isinstance(app, FastAPI) or not isinstance(client, Redlock):
         raise ConfigError(f"install(app, client) takes a FastAPI and a Redlock, not {app!r} and {client!r}")
-    if app in _installed:
+    if _installed(app) is not None:
         raise ConfigError("install() was called for this app already")
     if app.middleware_stack is not None:  # its handlers of exceptions and its lifespan are chosen
         raise ConfigError("the app has started: call install() where the app is made, not in its lifespan or later")
@@ -88,7 +87,7 @@ def install(
     _problems.check_ready(ready)
     installed = _Installed(client, busy_status)
     installed.check(app)
-    _installed[app] = installed
+    vars(app)[_INSTALLED] = installed
     _join_lifespan(app, installed)
     for error in (*_problems.ANSWERED, _HungUp):
         app.exception_handlers.setdefault(error, installed.answer)
@@ -182,7 +181,7 @@ class _Dependency:
         """Hold the lock until FastAPI closes this generator."""
         if not isinstance(connection, Request):
             raise ConfigError(_NO_WEBSOCKET)
-        installed = _installed.get(connection.app)
+        installed = _installed(connection.app)
         if installed is None:
             raise ConfigError("Locked needs a client: call asynclock.fastapi.install(app, client) with this app")
         plan = installed.plan_of(connection)
@@ -500,7 +499,15 @@ class _Installed:
         return Response(answer.body, answer.status, dict(answer.headers))
 
 
-_installed: WeakKeyDictionary[Any, _Installed] = WeakKeyDictionary()
+_INSTALLED = "_asynclock_installed"
+"""The attribute of an app. A dict by app, also a weak one, would keep each app: a plan refers to its route, and that to
+its app."""
+
+
+def _installed(app: object) -> _Installed | None:
+    """What install() made for that app."""
+    installed: _Installed | None = getattr(app, _INSTALLED, None)
+    return installed
 
 
 def _join_lifespan(app: FastAPI, installed: _Installed) -> None:
@@ -512,11 +519,12 @@ def _join_lifespan(app: FastAPI, installed: _Installed) -> None:
         async with AsyncExitStack() as connected:
 
             async def check() -> None:
-                _check_routes(app)
-                for client in (installed.client, *(_installed[each].client for each, _ in _locking(app))):
-                    if client not in clients:
-                        clients.add(await connected.enter_async_context(client))
-                _check_locks(app)  # the clients know their nodes and their environment by now
+                locking = _check_routes(app)
+                for each in (installed, *locking.values()):
+                    if each.client not in clients:
+                        clients.add(await connected.enter_async_context(each.client))
+                for of, each in locking.items():
+                    each.check_locks(of)  # the clients know their nodes and their environment by now
 
             await check()
             async with own(app) as state:
@@ -526,18 +534,16 @@ def _join_lifespan(app: FastAPI, installed: _Installed) -> None:
     app.router.lifespan_context = lifespan
 
 
-def _check_routes(app: FastAPI) -> None:
-    """Check the routes of the app and of those that are mounted in it. Raises ConfigError."""
+def _check_routes(app: FastAPI) -> dict[Any, _Installed]:
+    """Check the routes of the app and of those that are mounted in it. Returns the apps that lock, with what install()
+    made for them. Raises ConfigError."""
+    locking = dict[Any, _Installed]()
     for each, path in _locking(app):
-        if each not in _installed:
+        if (installed := _installed(each)) is None:
             raise ConfigError(f"the app that is mounted at {path} has a Locked: call install() for that app, too")
-        _installed[each].check(each)
-
-
-def _check_locks(app: FastAPI) -> None:
-    """Make the locks of these routes once. Raises ConfigError, Unsupported."""
-    for each, _ in _locking(app):
-        _installed[each].check_locks(each)
+        installed.check(each)
+        locking[each] = installed
+    return locking
 
 
 def _describe(app: FastAPI, installed: _Installed) -> None:

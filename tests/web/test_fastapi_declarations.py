@@ -1,6 +1,8 @@
 """asynclock.fastapi: a lock that no request could take is refused where it is declared, or when the app starts."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from enum import Enum
@@ -419,6 +421,17 @@ def test_an_app_that_has_started_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="where the app is made"), TestClient(FastAPI(lifespan=lifespan)):
         pass
+
+
+def test_an_app_that_is_dropped_is_collected() -> None:
+    """A program, such as a suite with an app per test, keeps no app with a lock, nor its client."""
+    app = app_with(Locked("order:{order_id}"), Redlock("memory:"))
+    with TestClient(app) as web:
+        assert web.post("/orders/7").status_code == 200
+    left = weakref.ref(app)
+    del app, web
+    gc.collect()
+    assert left() is None
 
 
 @pytest.mark.parametrize("by_lifespan", [False, True])
