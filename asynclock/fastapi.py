@@ -95,6 +95,7 @@ def install(
     if ready is not None:
         # A route of Starlette: one of FastAPI has the dependencies of the app, which may take a lock or want a token.
         app.router.add_route(ready, installed.ready, methods=["GET"], include_in_schema=False)
+        app.router.routes.insert(0, app.router.routes.pop())  # before a catch-all, such as the mount of an SPA at "/"
 
 
 def Locked(  # noqa: N802 - it stands in annotations, as a type does

@@ -23,6 +23,7 @@ from fastapi import (
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 from sqlalchemy import BigInteger, Column, MetaData, Table, create_engine
+from starlette.responses import PlainTextResponse
 
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, current_lease
 from asynclock.fastapi import Locked, install
@@ -479,6 +480,18 @@ async def test_readiness_does_not_have_the_dependencies_of_the_app(client: Redlo
         assert [(await web.get(path)).status_code for path in ("/", "/?token=1")] == [422, 409]
         assert "ready" in (await web.get("/ready")).json()
         assert (await web.post("/ready")).status_code == 405
+
+
+async def test_readiness_goes_before_a_catch_all() -> None:
+    """A route or a mount that takes each path, and that was there before install(), does not answer for it."""
+    by_route, by_mount = FastAPI(), FastAPI()
+    by_route.get("/{path:path}")(lambda path: path)
+    by_mount.mount("/", PlainTextResponse("page"))
+    for app in (by_route, by_mount):
+        install(app, Redlock("memory:"), ready="/ready")
+        async with http(app) as web:
+            assert (await web.get("/ready")).json()["ready"] is True
+            assert "page" in (await web.get("/page")).text
 
 
 def test_a_template_that_does_not_fit() -> None:
