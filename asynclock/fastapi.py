@@ -312,6 +312,7 @@ class _Watch:
 
     async def end(self) -> None:
         """Stop reading."""
+        self.scope = None  # first: a middleware that loses the cancel lets the task go on, and it would read again
         self._task.cancel()
         await asyncio.wait([self._task])
 

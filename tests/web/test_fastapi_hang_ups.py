@@ -311,6 +311,33 @@ async def test_nothing_is_read_after_the_response(application: FastAPI, name: st
         assert asyncio.all_tasks() == before
 
 
+async def test_a_middleware_that_loses_a_cancel_does_not_keep_the_response(application: FastAPI, name: str) -> None:
+    """With cancel_body=True a hang-up is watched for until the endpoint returns. The cancel that ends this meets a
+    message in a middleware, which returns the message, as `wait_for` of Python 3.11 does."""
+    messages, waits, sent = [{"type": "http.request", "body": b"", "more_body": True}], asyncio.Event(), list[str]()
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        try:
+            waits.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return {"type": "http.request", "body": b"", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    @application.post("/")
+    async def pay(lease: Annotated[Lease, Locked(name, cancel_body=True)]) -> None:
+        await waits.wait()
+
+    async with application.router.lifespan_context(application):
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
+        await application(scope, receive, send)
+    assert sent == ["http.response.start", "http.response.body"]
+
+
 async def test_the_lock_is_free_before_the_response_is_sent(application: FastAPI, other: Redlock, name: str) -> None:
     """A middleware that sees the response begin finds the lock free."""
     seen = list[bool]()
