@@ -110,7 +110,7 @@ class Call(Generic[_T]):
             while not self._over:
                 self._wait.wait(_SLICE)
                 if not (self._over or self._home.is_alive() or self._home.exits):
-                    raise ConfigError("the background thread of asynclock has ended: the interpreter exits")
+                    raise ConfigError("the background thread of asynclock has ended: the next call starts another one")
             while self._told:
                 context, listener, event = self._told.pop(0)  # first: if it raises, `_ended` tells the others
                 context.run(listener, event)

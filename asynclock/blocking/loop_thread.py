@@ -107,6 +107,7 @@ class LoopThread:
         try:
             self.loop.run_forever()
         finally:
+            _forget(self)
             with contextlib.suppress(Exception):
                 left = asyncio.all_tasks(self.loop)
                 for task in left:
@@ -172,6 +173,13 @@ def _started() -> LoopThread:
             else:  # a signal handler of this thread has started another one meanwhile, and clients use that
                 thread.end()
         return _current
+
+
+def _forget(thread: LoopThread) -> None:
+    """It ends, perhaps by an exception that another thread has raised in it: the next call starts another one."""
+    global _current  # noqa: PLW0603
+    if _current is thread:
+        _current = None
 
 
 def call(function: Callable[_P, Coroutine[Any, Any, _T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

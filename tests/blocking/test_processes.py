@@ -152,6 +152,30 @@ def test_a_signal_handler_closes_its_client_during_the_first_call(shared_urls: l
     assert threads == "1"
 
 
+def test_a_background_thread_that_has_ended_is_replaced(shared_urls: list[str], name: str) -> None:
+    """The program raises SystemExit in it, as some libraries end threads. The call of that moment may fail, and the
+    next one runs in another thread."""
+    program = """
+        import contextlib, ctypes, sys, threading
+        from asynclock.blocking import Redlock
+
+        def loops():
+            return [each for each in threading.enumerate() if each.name == "asynclock loop"]
+
+        client, name = Redlock(sys.argv[1]), sys.argv[2]
+        with client(name):
+            pass
+        old = loops()[0]
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(old.ident), ctypes.py_object(SystemExit))
+        with contextlib.suppress(ValueError):
+            client(name).locked()  # wakes the thread
+        old.join()
+        with client(name) as lease:
+            print(lease.held, loops() != [old])
+        """
+    assert run_python(program, shared_urls[0], name) == "True True\n"
+
+
 @posix
 def test_c8_a_child_has_a_loop_of_its_own(client: Redlock, shared_urls: list[str], name: str) -> None:
     """Threads hold and wait while the main thread and another thread fork. A child holds nothing of its parent, says so
