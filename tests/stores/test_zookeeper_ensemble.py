@@ -113,3 +113,26 @@ async def test_a_server_in_read_only_mode_is_no_working_node(two: list[ZooKeeper
         async with client(f"{name}:2", timeout=LIMIT) as after:
             assert after.fence > lease.fence
         await lease.release()
+
+
+@pytest.fixture
+def pair() -> Iterator[list[ZooKeeper]]:
+    pool = ZooKeepers()
+    yield pool.ensemble(2)
+    pool.stop()
+
+
+async def test_a_follower_without_its_leader_renews_nothing(pair: list[ZooKeeper], name: str) -> None:
+    """It still answers reads until its `syncLimit` is over. A leader that it cannot reach may end the session meanwhile,
+    and another client may enter: so what the follower alone says extends no lease."""
+    leader, follower = sorted(pair, key=lambda each: each.mode() != "leader")
+    assert (leader.mode(), follower.mode()) == ("leader", "follower")
+    url = url_of([follower], session_timeout=LIMIT)
+    async with Redlock(url, lease=LIMIT, patience=LIMIT, node_timeout=1.0, connect_timeout=LIMIT / 2) as client:
+        lease = await client(name).acquire(timeout=None)
+        leader.freeze()
+        with pytest.raises(QuorumUnavailable):
+            await lease.extend()
+        leader.thaw()
+        async with asyncio.timeout(LIMIT):
+            await lease.release()
