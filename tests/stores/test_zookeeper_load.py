@@ -14,6 +14,9 @@ import pytest
 from kazoo.exceptions import ConnectionLoss
 
 from asynclock import QuorumUnavailable, Redlock
+from asynclock.quorum.ballot import REFUSED, WON, Ballot
+from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Verb
+from asynclock.rules.mutex import MUTEX
 from asynclock.stores import backlog
 from asynclock.stores.backlog import SLICE
 from asynclock.stores.zookeeper import ZooKeeperStore, node
@@ -21,7 +24,7 @@ from asynclock.stores.zookeeper.connection import SessionState
 from asynclock.stores.zookeeper.handler import Handler
 from asynclock.stores.zookeeper.pipeline import MOST, Answer, Inbox, Requests
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import backlog_of, queue_of
+from tests.support.probes import backlog_of, nodes_of, queue_of
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, LONG, until
@@ -167,6 +170,46 @@ async def test_f5_acquires_that_begin_too_late_hold_up_no_other(
     for each in late:
         each.cancel()
     await asyncio.wait(late)
+
+
+async def test_a_renewal_that_waited_until_its_hold_ended_holds_again(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter enters while its renewal waits in the queue of the client, and the hold ends before that begins. The
+    renewal is a new attempt: what it gets is kept when the connection comes back."""
+    clock = FakeClock()
+    store = Clocked(shared_zookeeper.url())
+    store.clock = clock
+    async with (
+        Redlock(store, lease=30.0, connect_timeout=LIMIT / 2) as client,
+        client_of(shared_zookeeper) as other,
+        asyncio.timeout(LIMIT),
+    ):
+        held = await other(name).acquire(timeout=None)
+        assert await client(name).locked()  # it connects
+        (node_of_client,) = nodes_of(client)
+
+        def ask(verb: Verb, number: int = 0) -> Ballot:
+            op = Op(verb, MUTEX, name, f"{1:032x}|", 30.0, queueing=Queueing(number=number))
+            ballot = Ballot(op, 1, clock.now(), clock.now() + LONG)
+            node_of_client.send(op, ballot)
+            return ballot
+
+        first = ask(ACQUIRE, 1)
+        await until(lambda: first.outcome is REFUSED)
+        with monkeypatch.context() as patched:
+            patched.setattr(node, "MOST", 0)
+            renewal = ask(ACQUIRE, 2)
+            await held.release()
+            await until(lambda: not contenders_of(client))  # it is granted
+            clock.advance(31.0)
+            await until(lambda: contenders_of(client))
+        queue_of(client).begin_more()
+        await until(lambda: renewal.outcome is WON)
+        change(client, SessionState.CONNECTED)
+        extend, release = ask(EXTEND), ask(RELEASE)
+        await until(lambda: release.outcome is not None)
+        assert extend.outcome is WON
 
 
 async def test_f5_all_requests_fail_with_the_connection(zookeeper_proxy: TcpProxy) -> None:

@@ -63,8 +63,8 @@ class Contender:
     """Its ops, and the looks of a waiter, are carried out one after the other (`turn`)."""
 
     __slots__ = (
-        "czxid", "doubtful", "ends", "given_up", "granted", "hold_and_wait", "id", "is_followed", "lease", "name",
-        "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "tasks", "ticket", "turn", "users",
+        "czxid", "doubtful", "ends", "given_up", "granted", "has_ended", "hold_and_wait", "id", "is_followed", "lease",
+        "name", "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "tasks", "ticket", "turn", "users",
         "waits", "watch", "watcher",
     )  # fmt: skip
 
@@ -84,6 +84,7 @@ class Contender:
         self.granted = False
         self.rest = 0.0  # seconds for which the name is taken after its release (`once`)
         self.given_up = False  # its release was sent: nodes that are found are deleted
+        self.has_ended = False  # it was granted, and not extended in time: the same, but its id may acquire again
         self.czxid = 0  # of the nodes: the fencing token
         self.is_followed = False  # another one was behind it when it looked last
         self.waits = False  # its owner waits for a notice
@@ -113,7 +114,7 @@ class Contender:
     def forget(self) -> None:
         """Its nodes are gone."""
         self.nodes, self.ticket = (), None
-        self.doubtful = self.granted = self.waits = False
+        self.doubtful = self.granted = self.has_ended = self.waits = False
         self.hold_and_wait, self.rounds = None, 0
         self.ends = math.inf
         self.unwatch()
@@ -122,6 +123,11 @@ class Contender:
         """What it watches does not count any more."""
         self.watch += 1
         self.watcher = None
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether its nodes are to be deleted."""
+        return self.given_up or self.has_ended
 
     @property
     def is_over(self) -> bool:

@@ -36,7 +36,7 @@ class Expiry:
     def _sweep(self) -> None:
         self._timer, now, soonest = None, self._clock.now(), math.inf
         for contender in self._contenders():
-            if not contender.granted or contender.given_up:
+            if not contender.granted or contender.is_unwanted:
                 continue
             if contender.ends <= now:
                 self._end(contender)

@@ -182,7 +182,7 @@ class ZooKeeperNode:
         """The connection is back. If it is lost again, the next one does this."""
         if self.error is not None or self._closed:
             return
-        if contender.given_up:
+        if contender.is_unwanted:
             self.spawn(self._clean(contender))
         elif contender.granted:
             self.spawn(self._turns.look_again(contender))
@@ -385,11 +385,12 @@ class ZooKeeperNode:
         return (contender.czxid, False) if granted and found else Refused(None)
 
     async def _clean(self, contender: Contender) -> None:
-        """Rules 3 and 5. Goes on until it is done, or the connection is lost."""
-        contender.given_up = True
+        """Rules 3 and 5. Goes on until it is done, the connection is lost, or a late renewal extends the hold."""
         while True:
             try:
                 async with contender.turn:
+                    if not contender.is_unwanted:
+                        return
                     await self._places.find(contender)
                     await self._places.release(contender)
             except Exception as error:
@@ -403,6 +404,7 @@ class ZooKeeperNode:
 
     def ends_at(self, contender: Contender, ends: float) -> None:
         """The hold ends then, unless it is extended (rule 5)."""
+        contender.has_ended = False
         self._expiry.ends_at(contender, ends)
 
     async def _expire(self, contender: Contender) -> None:
@@ -410,7 +412,7 @@ class ZooKeeperNode:
         async with contender.turn:
             if not contender.granted or contender.ends > self._clock.now():
                 return
-            contender.given_up = True
+            contender.has_ended = True
         await self._clean(contender)
 
     def notify(

@@ -208,7 +208,7 @@ class Turns:
     async def look_again(self, contender: Contender, watch: int = -1) -> None:
         """A waiter enters if it can, and its owner is notified. A holder is notified if its node is gone."""
         async with contender.turn:
-            if contender.given_up or (watch >= 0 and contender.watch != watch):
+            if contender.is_unwanted or (watch >= 0 and contender.watch != watch):
                 return
             if contender.granted:
                 if not await self._places.are_there(contender):
@@ -230,7 +230,7 @@ class Turns:
 
     def watch_own(self, contender: Contender) -> None:
         """A holder watches its own node."""
-        if contender.granted and not contender.given_up and self._host.error is None:
+        if contender.granted and not contender.is_unwanted and self._host.error is None:
             self._host.spawn(self._watch_nodes(contender, self._watcher_of(contender)))
 
     async def _watch_nodes(self, contender: Contender, fired: Callable[[], object]) -> None:
