@@ -120,6 +120,26 @@ async def test_waiters_with_other_numbers_of_permits(clients: list[Redlock], nam
         await (await one).release()
 
 
+async def test_a_waiter_with_fewer_permits_waits_for_holders_behind_it(clients: list[Redlock], name: str) -> None:
+    """They came later, and entered because they have more permits. It enters when the last of them has left."""
+    first = await clients[0].semaphore(name, 5).acquire(timeout=None)
+    one = asyncio.create_task(clients[1].semaphore(name, 1).acquire(timeout=None))
+    await until(lambda: any(each.watcher for each in contenders_of(clients[1]).values()))
+    (waiter,) = contenders_of(clients[1]).values()
+    await connection_of(clients[1]).exists("/")  # the server has its watch of all children
+    watches = waiter.watch
+    second = await clients[2].semaphore(name, 5).acquire(timeout=LIMIT)
+    assert second is not None
+    await until(lambda: waiter.watch >= watches + 1)  # it has looked again
+    await connection_of(clients[1]).exists("/")
+    await first.release()
+    await until(lambda: waiter.watch >= watches + 2)
+    assert not waiter.granted
+    await second.release()
+    async with asyncio.timeout(LIMIT):
+        await (await one).release()
+
+
 async def test_e2_a_release_wakes_one_waiter(clients: list[Redlock], name: str, shared_zookeeper: ZooKeeper) -> None:
     """Of ten, each in a task of its own: the others send nothing. Counted by the server."""
 

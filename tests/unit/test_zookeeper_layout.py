@@ -132,6 +132,27 @@ def test_who_waits_for_whom(before: str, kind: Rule, waits_for: int | None) -> N
     assert (None if found is None else found.child.number) == waits_for
 
 
+@pytest.mark.parametrize(
+    ("before", "permits", "behind", "waits_for"),
+    [
+        ("", 1, "5", 0),  # it entered before this one could
+        ("", 1, "1", None),  # a waiter
+        ("5", 3, "155", 2),  # the last two may be inside
+        ("5", 4, "155", None),
+        ("3", 3, "3333", None),  # all with the same number: the first three
+    ],
+)
+def test_holders_behind_a_waiter_for_a_permit_count(
+    before: str, permits: int, behind: str, waits_for: int | None
+) -> None:
+    """They have more permits, and entered while it waited. Each of them makes room when it leaves."""
+    queue = children(f"{before}{permits}{behind}")
+    rank = len(before)
+    found = obstacle(queue[:rank], Semaphore(permits), queue[rank + 1 :])
+    assert (None if found is None else found.child.number) == (None if waits_for is None else rank + 1 + waits_for)
+    assert found is None or found.any_child
+
+
 def test_the_first_waiter_for_a_permit_watches_all_children() -> None:
     """Whichever holder leaves, it may enter. The next waiter watches the first one."""
     first, second = obstacle(children("333"), Semaphore(3)), obstacle(children("3333"), Semaphore(3))

@@ -195,21 +195,24 @@ class Obstacle(NamedTuple):
     any_child: bool = False  # the waiter watches all children: whichever of several holders leaves, it may enter
 
 
-def obstacle(before: Sequence[Child], rule: Rule) -> Obstacle | None:
-    """What an attempt of this kind behind these children waits for; None: it holds the lock."""
+def obstacle(before: Sequence[Child], rule: Rule, behind: Sequence[Child] = ()) -> Obstacle | None:
+    """What an attempt of this kind between these children waits for; None: it holds the lock."""
     if rule.letter == "s":
-        return _permit_obstacle(before, rule.slots)
+        return _permit_obstacle(before, rule.slots, behind)
     for child in reversed(before):
         if rule.letter != "r" or child.letter != "r":
             return Obstacle(child)
     return None
 
 
-def _permit_obstacle(before: Sequence[Child], permits: int) -> Obstacle | None:
-    """A waiter with fewer or as many permits before this one enters earlier: this one watches it. The first one that
-    waits watches all children, because each holder that leaves makes room."""
+def _permit_obstacle(before: Sequence[Child], permits: int, behind: Sequence[Child]) -> Obstacle | None:
+    """A waiter with more or as many permits before this one enters earlier: this one watches it. The first one that
+    waits watches all children, because each holder that leaves makes room. Later arrivals with more permits may have
+    entered before this one, and count as well. The last child of those that may be inside waits for none behind it, so
+    they never all wait for each other."""
     if len(before) < permits:
-        return None
+        inside = [child for rank, child in enumerate(behind, len(before) + 1) if rank < child.permits]
+        return Obstacle(inside[-1], any_child=True) if len(before) + len(inside) >= permits else None
     for rank in range(len(before) - 1, -1, -1):
         if before[rank].permits >= permits and rank >= before[rank].permits:
             return Obstacle(before[rank])
@@ -217,7 +220,8 @@ def _permit_obstacle(before: Sequence[Child], permits: int) -> Obstacle | None:
 
 
 def holders(queue: Sequence[Child]) -> list[Child]:
-    """Those that hold the lock."""
+    """Those that hold the lock. A waiter for a permit that has its turn, and waits for holders behind it, is among them:
+    their nodes do not tell that."""
     found: list[Child] = []
     for rank, child in enumerate(queue):
         if child.letter == "s":

@@ -137,7 +137,7 @@ class Turns:
             contender.is_followed |= rank + 1 < len(queue)
             arrived = ticket.number if ticket is not None and ticket.part is part else own.number
             closing = closing_before(self._layout, names, arrived) if waits else None
-            found = obstacle(queue[:rank], part.kind)
+            found = obstacle(queue[:rank], part.kind, queue[rank + 1 :])
             if closing is not None:
                 blocked.append(Blocked(part, queue, rank, found or Obstacle(closing), True))
             elif found is not None:
@@ -182,7 +182,7 @@ class Turns:
         """What is in its way at a name with these children."""
         queue, own = queue_of(self._layout, names), {each.name for each in contender.nodes}
         rank = next((rank for rank, child in enumerate(queue) if child.name in own), len(queue))
-        return obstacle(queue[:rank], part.kind)
+        return obstacle(queue[:rank], part.kind, queue[rank + 1 :])
 
     async def _watch_as_ticket(self, contender: Contender, part: Part, found: Obstacle) -> bool:
         """Watch the ticket before its own; the first one watches what was in the way. So a release wakes one of those
