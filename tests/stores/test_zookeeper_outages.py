@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -171,6 +172,30 @@ async def test_without_a_thread_the_next_call_connects(
             patched.setattr(threading.Thread, "start", no_thread)
             with pytest.raises(QuorumUnavailable, match="can't start new thread"):
                 await client(name).acquire(timeout=0)
+        async with asyncio.timeout(LIMIT):
+            while True:
+                with contextlib.suppress(QuorumUnavailable):
+                    async with client(name):
+                        break
+
+
+async def test_without_a_file_the_next_call_connects(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has too many open files for the connection. The error says so, and no thread is left of the try."""
+
+    def no_file() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with contextlib.AsyncExitStack() as stack:
+        client = client_of(shared_zookeeper, patience=0.0)
+        stack.push_async_callback(client.aclose)
+        threads = set(threading.enumerate())
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pipe", no_file)
+            with pytest.raises(QuorumUnavailable, match="Too many open files"):
+                await client(name).acquire(timeout=0)
+        assert set(threading.enumerate()) <= threads
         async with asyncio.timeout(LIMIT):
             while True:
                 with contextlib.suppress(QuorumUnavailable):

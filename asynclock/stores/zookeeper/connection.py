@@ -61,6 +61,10 @@ _CLOSE = 0.5
 """Seconds for which a close waits for the server, and then for kazoo's threads. The session ends by its timeout."""
 
 
+NOT_GIVEN = (RuntimeError, OSError)
+"""The system gives no thread, or no file for the pipe that wakes it."""
+
+
 class Address(NamedTuple):
     """The servers, and how to reach them."""
 
@@ -142,13 +146,15 @@ class Connection:
         return self._handler.trouble
 
     def start(self) -> None:
-        """Connect, in the background and for ever. Raises RuntimeError if the system gives no thread."""
+        """Connect, in the background and for ever. Raises `NOT_GIVEN` if the system gives no thread or no file; then
+        nothing is left of it."""
         self._beat()
         try:
             self._client.start_async()
-        except RuntimeError:
+        except NOT_GIVEN:
             if self._timer is not None:
                 self._timer.cancel()
+            self._client.close()
             raise
 
     async def close(self) -> None:

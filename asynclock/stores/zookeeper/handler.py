@@ -21,7 +21,6 @@ import asyncio
 import logging
 import math
 import os
-import queue
 import select
 import struct
 import threading
@@ -48,15 +47,13 @@ _PAUSE = 0.02
 """Seconds between two looks at a loop that does not run."""
 
 
-class _Direct(queue.Queue):  # type: ignore[type-arg]
-    """A queue of callbacks that runs each at once. What is no callback tells a worker thread to stop."""
+class _Direct:
+    """A queue of callbacks that runs each at once. So it needs no worker thread."""
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        if not callable(item):
-            super().put(item, block, timeout)
-            return
+    def put(self, callback: Callable[[], object]) -> None:
+        """Run it."""
         try:
-            item()
+            callback()
         except Exception:  # a thread of kazoo must not end by it
             log.exception("asynclock: a callback failed")
 
@@ -86,6 +83,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self._beat = math.inf
         self._socket: Any = None
         self._known: dict[tuple[str, int], tuple[str, list[Address]]] = {}  # by address: its host, and all of that
+
+    def start(self) -> None:
+        """kazoo would start two threads here, which wait for callbacks."""
+        self._running = True
+
+    def stop(self) -> None:
+        """The end of `start`."""
+        self._running = False
 
     @property
     def _limit(self) -> float:
@@ -207,6 +212,7 @@ class _Bell:
     kazoo closes it when its thread has ended. If that takes too long, kazoo gives up, and the collector closes it."""
 
     def __init__(self) -> None:
+        self._reads = self._writes = -1  # the collector closes it also if there is no pipe
         self._reads, self._writes = os.pipe()
         self._lock = threading.Lock()
         self._count = 0  # below 0: a request was taken out before its byte was written

@@ -35,7 +35,7 @@ from asynclock.stores.backlog import SLICE, Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
-from asynclock.stores.zookeeper.connection import Connection, SessionState
+from asynclock.stores.zookeeper.connection import NOT_GIVEN, Connection, SessionState
 from asynclock.stores.zookeeper.contender import Contender
 from asynclock.stores.zookeeper.errors import error_of, explained
 from asynclock.stores.zookeeper.expiry import Expiry
@@ -118,7 +118,7 @@ class ZooKeeperNode:
             connection = Connection(self._settings.address, self._connect_timeout, self._changed, self._session_expired)
             try:
                 connection.start()
-            except RuntimeError as error:  # the system gives no thread: the next op tries again
+            except NOT_GIVEN as error:  # the next op tries again
                 self.error = ConnectionError(f"{self.label} is not connected: {error}")
                 self._reports.down(self.error)
                 return
