@@ -15,6 +15,7 @@ from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import Use, Wish
 from asynclock.stores.zookeeper import ZooKeeperStore
 from asynclock.stores.zookeeper.layout import (
+    Child,
     Layout,
     done_mark_of,
     escaped,
@@ -168,6 +169,28 @@ def test_the_first_waiter_for_a_permit_watches_all_children() -> None:
 )
 def test_who_holds(queue: str, inside: list[int]) -> None:
     assert [child.number for child in holders(children(queue))] == inside
+
+
+class Letter(str):
+    """It counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Letter.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_each_reader_is_looked_at_once() -> None:
+    """Each attempt looks for the holders in the event loop, and a name may have thousands of readers."""
+    readers = [Child(number, str(number), Letter("r")) for number in range(1_000)]
+    assert holders(readers) == readers
+    Letter.compared = 0
+    holders(readers)
+    assert Letter.compared <= 3 * len(readers)
 
 
 # -- the store -------------------------------------------------------------------------------------------------------

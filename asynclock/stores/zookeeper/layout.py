@@ -223,15 +223,12 @@ def holders(queue: Sequence[Child]) -> list[Child]:
     """Those that hold the lock. A waiter for a permit that has its turn, and waits for holders behind it, is among them:
     their nodes do not tell that."""
     found: list[Child] = []
+    only_readers = True  # before this child
     for rank, child in enumerate(queue):
-        if child.letter == "s":
-            enters = rank < child.permits
-        elif child.letter == "r":
-            enters = len(found) == rank and all(each.letter == "r" for each in found)
-        else:
-            enters = rank == 0
-        if enters:
+        reads = child.letter == "r"
+        if (rank < child.permits) if child.letter == "s" else (only_readers if reads else rank == 0):
             found.append(child)
+        only_readers = only_readers and reads
     return found
 
 

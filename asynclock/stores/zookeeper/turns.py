@@ -21,7 +21,6 @@ from asynclock.stores.zookeeper.layout import (
     Child,
     Obstacle,
     closing_before,
-    holders,
     is_of,
     obstacle,
     queue_of,
@@ -251,6 +250,6 @@ class Turns:
 
 def _check_kind(before: Sequence[Child], part: Part) -> None:
     """Raise WrongKind where the name is held as another kind."""
-    for child in holders(before)[:1]:
+    for child in before[:1]:  # it holds the name, whatever its kind is
         if not is_of(child, part.kind):
             raise WrongKind(f"{brief(part.name)} is in use as another kind")
