@@ -403,6 +403,41 @@ async def test_the_end_of_a_mark_of_once(shared_zookeeper: ZooKeeper, name: str,
     assert 3590 < mark.remaining <= 3601
 
 
+async def test_a_run_of_once_for_longer_than_a_node_can_live(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """Its mark lives for 34 years. The client works on."""
+    async with Redlock(shared_zookeeper.url("/once", ttl_nodes="true")) as client, client(f"{name}:other") as lease:
+
+        @client.once(name, within=1e17)
+        async def run() -> None:
+            pass
+
+        await run()
+        assert await run() is Skipped.DONE
+        (mark,) = (await client.inspect(name)).holders
+        assert mark.remaining == pytest.approx(2**40 / 1000)
+        await lease.extend()
+
+
+async def test_a_mark_of_once_that_is_refused_frees_the_name(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The right to create nodes was taken away meanwhile. The call says so, and the node of the run is deleted: it would
+    stay for as long as the session."""
+    path = f"/marks-{name.replace(':', '-')}"
+    owner = KazooClient(shared_zookeeper.address, auth_data=[("digest", "me:secret")])
+    owner.start()
+    async with Redlock(shared_zookeeper.url(path, ttl_nodes="true")) as client:
+
+        @client.once("n", within=60)
+        async def run() -> None:
+            mine = make_digest_acl("me", "secret", all=True)
+            owner.set_acls(f"{path}/n", [make_acl("world", "anyone", read=True, delete=True), mine])
+
+        with pytest.raises(ConfigError, match="lacks the permission CREATE"):
+            await run()
+        assert owner.get_children(f"{path}/n") == []
+    owner.stop()
+    owner.close()
+
+
 async def test_a_run_of_once_that_raises_leaves_no_mark(shared_zookeeper: ZooKeeper, name: str) -> None:
     """The next call runs."""
     async with Redlock(shared_zookeeper.url("/once", ttl_nodes="true")) as client:

@@ -22,6 +22,9 @@ _EPHEMERAL_AND_SEQUENTIAL = 3
 _PERSISTENT_WITH_TTL = 5
 _LONG = struct.Struct(">q")
 
+LONGEST_TTL = (2**40 - 1) / 1000
+"""Seconds that a node can live (EphemeralType.TTL of ZooKeeper): 34 years."""
+
 
 class CreateTTL:
     """Its message (CreateTTLRequest of zookeeper.jute). The answer is that of Create2."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kazoo.exceptions import (
     AuthFailedError,
+    BadArgumentsError,
     InvalidACLError,
     KazooException,
     NoAuthError,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _REFUSED = (AuthFailedError, InvalidACLError, NoAuthError)
 
-HOPELESS = (*_REFUSED, QuotaExceededError, UnimplementedError)
+HOPELESS = (*_REFUSED, BadArgumentsError, QuotaExceededError, UnimplementedError)
 """The servers did nothing, and will not do it the next time."""
 
 

@@ -11,6 +11,7 @@ from kazoo.exceptions import NoNodeError, SessionExpiredError
 
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.port import Refused
+from asynclock.stores.zookeeper.client import LONGEST_TTL
 from asynclock.stores.zookeeper.contender import Own, data_of_mark
 from asynclock.stores.zookeeper.errors import HOPELESS
 from asynclock.stores.zookeeper.layout import (
@@ -170,12 +171,17 @@ class Places:
 
     async def release(self, contender: Contender) -> bool:
         """Delete what it has, after a mark has taken the place of its node if the name is to stay taken. Returns
-        whether its nodes were there."""
+        whether its nodes were there. Raises the error of servers that refuse the mark, and the name is free then."""
         if contender.rest and contender.granted and len(contender.nodes) == 1:
             (own,) = contender.nodes
             mark = f"{self.path(own.part.name)}/{done_mark_of(self._layout, own.name)}"
+            rest = min(contender.rest, LONGEST_TTL)
             if await self.are_there(contender):
-                await self.servers.create_for(mark, data_of_mark(contender.rest), contender.rest)
+                try:
+                    await self.servers.create_for(mark, data_of_mark(rest), rest)
+                except HOPELESS:  # else the name would stay taken for as long as the session
+                    await self.delete(contender)
+                    raise
         return await self.delete(contender)
 
     async def delete(self, contender: Contender, *, keep_ticket: bool = False) -> bool:
