@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
+from kazoo.protocol.serialization import Create2
 from kazoo.security import make_acl, make_digest_acl
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock, Skipped, Unsupported
@@ -456,6 +457,18 @@ async def test_servers_without_ttl_nodes(zookeepers: ZooKeepers, name: str) -> N
     server = await asyncio.to_thread(partial(zookeepers.start, ttl=False))
     client = Redlock(server.url(ttl_nodes="true"))
     with pytest.raises(ConfigError, match="extendedTypesEnabled"):
+        await client(name).acquire(timeout=None)
+    await client.aclose()
+
+
+async def test_servers_that_are_too_old(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not know a request that each acquire sends. The error names the version that they need, and not the TTL
+    nodes, for which nobody asked. A server answers as well to a number that no request has."""
+    monkeypatch.setattr(Create2, "type", 99)
+    client = client_of(shared_zookeeper)
+    with pytest.raises(ConfigError, match=r"do not know the request Create2: they need version 3\.5"):
         await client(name).acquire(timeout=None)
     await client.aclose()
 

@@ -26,6 +26,7 @@ from kazoo.exceptions import (
     NoNodeError,
     RolledBackError,
     RuntimeInconsistency,
+    UnimplementedError,
 )
 from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
 from kazoo.protocol.states import EventType, KazooState, KeeperState
@@ -258,6 +259,8 @@ class Connection:
             return await self._requests.ask(request)
         except NoAuthError:
             raise NoAuthError(permission_of(request)) from None
+        except UnimplementedError:
+            raise UnimplementedError(type(request).__name__) from None
 
     # -- requests. They raise kazoo's exceptions -----------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from kazoo.exceptions import (
 
 from asynclock._errors import ConfigError
 from asynclock._untrusted import said
+from asynclock.stores.zookeeper.client import CreateTTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,8 @@ def error_of(label: str, error: Exception) -> Exception:
         )
     if isinstance(error, QuotaExceededError):
         return ConfigError(f"{label}: the quota of the path is used up: raise it")
+    if isinstance(error, UnimplementedError) and str(error) != CreateTTL.__name__:  # `Connection` says what they lack
+        return ConfigError(f"{label}: the servers do not know the request {said(error)}: they need version 3.5 or later")
     if isinstance(error, UnimplementedError):
         return ConfigError(
             f"{label}: the servers have no TTL nodes: start them with zookeeper.extendedTypesEnabled=true, or leave "
