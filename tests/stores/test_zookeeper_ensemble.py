@@ -123,8 +123,8 @@ def pair() -> Iterator[list[ZooKeeper]]:
 
 
 async def test_a_follower_without_its_leader_renews_nothing(pair: list[ZooKeeper], name: str) -> None:
-    """It still answers reads until its `syncLimit` is over. A leader that it cannot reach may end the session meanwhile,
-    and another client may enter: so what the follower alone says extends no lease."""
+    """It still answers reads until its `syncLimit` is over. A leader that it cannot reach may end the session
+    meanwhile, and another client may enter: so what the follower alone says extends no lease."""
     leader, follower = sorted(pair, key=lambda each: each.mode() != "leader")
     assert (leader.mode(), follower.mode()) == ("leader", "follower")
     url = url_of([follower], session_timeout=LIMIT)

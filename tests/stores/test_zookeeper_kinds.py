@@ -420,8 +420,8 @@ async def test_a_run_of_once_for_longer_than_a_node_can_live(shared_zookeeper: Z
 
 
 async def test_a_mark_of_once_that_is_refused_frees_the_name(shared_zookeeper: ZooKeeper, name: str) -> None:
-    """The right to create nodes was taken away meanwhile. The call says so, and the node of the run is deleted: it would
-    stay for as long as the session."""
+    """The right to create nodes was taken away meanwhile. The call says so, and the node of the run is deleted: it
+    would stay for as long as the session."""
     path = f"/marks-{name.replace(':', '-')}"
     owner = KazooClient(shared_zookeeper.address, auth_data=[("digest", "me:secret")])
     owner.start()

@@ -4,12 +4,14 @@ expires, the client hangs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.handlers.threading import KazooTimeoutError
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown, NodeUp, ReleaseFailed
@@ -28,7 +30,8 @@ def take_over_and_close(server: ZooKeeper, session: tuple[int, bytes] | None) ->
     """A session, from another client. In one thread: a body that loses its lease meanwhile is cancelled, and the client
     is closed for all that."""
     other = KazooClient(server.address, client_id=session)
-    other.start()
+    with contextlib.suppress(KazooTimeoutError):  # displaced meanwhile, on a busy machine: see `end_session`
+        other.start()
     other.stop()
     other.close()
 

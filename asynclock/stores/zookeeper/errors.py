@@ -17,10 +17,12 @@ from kazoo.exceptions import (
 
 from asynclock._errors import ConfigError
 from asynclock._untrusted import said
-from asynclock.stores.zookeeper.client import CreateTTL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_WITH_TTL = "CreateTTL"
+"""The request of `client.py` that makes a TTL node."""
 
 _REFUSED = (AuthFailedError, InvalidACLError, NoAuthError)
 
@@ -42,8 +44,10 @@ def error_of(label: str, error: Exception) -> Exception:
         )
     if isinstance(error, QuotaExceededError):
         return ConfigError(f"{label}: the quota of the path is used up: raise it")
-    if isinstance(error, UnimplementedError) and str(error) != CreateTTL.__name__:  # `Connection` says what they lack
-        return ConfigError(f"{label}: the servers do not know the request {said(error)}: they need version 3.5 or later")
+    if isinstance(error, UnimplementedError) and str(error) != _WITH_TTL:  # `Connection` says what they lack
+        return ConfigError(
+            f"{label}: the servers do not know the request {said(error)}: they need version 3.5 or later"
+        )
     if isinstance(error, UnimplementedError):
         return ConfigError(
             f"{label}: the servers have no TTL nodes: start them with zookeeper.extendedTypesEnabled=true, or leave "

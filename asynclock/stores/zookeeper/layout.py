@@ -220,8 +220,8 @@ def _permit_obstacle(before: Sequence[Child], permits: int, behind: Sequence[Chi
 
 
 def holders(queue: Sequence[Child]) -> list[Child]:
-    """Those that hold the lock. A waiter for a permit that has its turn, and waits for holders behind it, is among them:
-    their nodes do not tell that."""
+    """Those that hold the lock. A waiter for a permit that has its turn, and waits for holders behind it, is among
+    them: their nodes do not tell that."""
     found: list[Child] = []
     only_readers = True  # before this child
     for rank, child in enumerate(queue):

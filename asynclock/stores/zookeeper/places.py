@@ -157,8 +157,8 @@ class Places:
 
     async def are_there(self, contender: Contender) -> bool:
         """Whether it has nodes, and they are there. The leader of the ensemble answers behind this: a hold is extended
-        by it. A follower that is cut off from the leader answers reads for `syncLimit` ticks more, while the leader ends
-        the session. The requests are sent together, and the server answers the reads after the sync."""
+        by it. A follower that is cut off from the leader answers reads for `syncLimit` ticks more, while the leader
+        ends the session. The requests are sent together, and the server answers the reads after the sync."""
         if not contender.nodes:
             return False
         servers = self.servers
