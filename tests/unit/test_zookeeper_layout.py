@@ -250,6 +250,8 @@ class Latch(Mutex):
         (Wish(Use.ADOPT, MUTEX, ("a",), 20.0), "session"),
         (Wish(Use.ONCE, MUTEX, ("a",), 20.0), "?ttl_nodes=true in the url"),
         (Wish(Use.LOCK, MUTEX, ("ü" * 40_000,), 20.0), "shorter"),
+        (Wish(Use.LOCK, MUTEX, ("n" * 65_000,) * 8, 20.0), None),
+        (Wish(Use.LOCK, MUTEX, ("n" * 65_000,) * 9, 20.0), "together"),
         (Wish(Use.LOCK, Latch(), ("a",), 20.0), "kind of lock"),
         (Wish(Use.LOCK, Multi([Part("a", MUTEX), Part("b", READ)]), ("a", "b"), 20.0), None),
         (Wish(Use.LOCK, Multi([Part("a", MUTEX), Part("b", Latch())]), ("a", "b"), 20.0), "kind of lock"),

@@ -23,6 +23,10 @@ _LONGEST = 65_536
 """Bytes of a name. A server closes the connection of a client whose request is longer than its jute.maxbuffer, and then
 nothing is known about the holds of that client for a moment."""
 
+_LONGEST_TOGETHER = 524_288
+"""Bytes of the paths of all names of a `multi`, which are in one request. jute.maxbuffer is 1 MB by default, and the
+request also has the data of each node, with its metadata."""
+
 
 class ZooKeeperStore:
     """Locks below a path of one ensemble. `session_timeout` is in seconds, and is the lease of each lock. `layout` is
@@ -79,6 +83,9 @@ class ZooKeeperStore:
             )
         if wish.min_hold:
             return "a released node is gone at once, so min_hold cannot be kept"
-        if any(len(escaped(name).encode()) > _LONGEST for name in wish.names):
+        lengths = [len(escaped(name).encode()) for name in wish.names]
+        if any(length > _LONGEST for length in lengths):
             return f"a name may have {_LONGEST} bytes in a path of ZooKeeper: give a shorter one"
+        if sum(lengths) + len(lengths) * len(self.root.encode()) > _LONGEST_TOGETHER:
+            return f"the paths of its names may have {_LONGEST_TOGETHER} bytes together: give shorter or fewer names"
         return None
