@@ -75,6 +75,7 @@ def fenced_sync(
         # of a session with shards has no connection; it sends both statements to the same shards.
         asked = getattr(result, "connection", session)
         if asked.execute(_greater(statement, column, held.fence)).first():
+            _forget(session, statement, column, held.fence)
             raise _stale(held, column)
     return result  # type: ignore[no-any-return] # of an UPDATE it is a CursorResult
 
@@ -150,7 +151,23 @@ def _update(statement: Update, column: Any, token: int) -> Update:
             "an UPDATE with RETURNING does not always tell how many rows it changed: leave RETURNING out, and read the "
             "row in the same transaction"
         )
+    if "synchronize_session" not in statement.get_execution_options():
+        # The default of a session compares the token that an object was loaded with: the object would get values that
+        # the database has refused. On a Connection the option does nothing.
+        statement = statement.execution_options(synchronize_session="fetch")
     return statement.where(column.is_(None) | (column <= token)).values({column: token})
+
+
+def _forget(session: Session | Connection, statement: Update, column: Any, token: int) -> None:
+    """Expire the objects that have the refused token. MySQL and MariaDB have no UPDATE with RETURNING: the session asks
+    before the UPDATE which rows it will change, and a snapshot shows it an older token."""
+    from sqlalchemy import Connection, inspect
+
+    if isinstance(session, Connection):
+        return
+    for each in session.identity_map.values():
+        if isinstance(each, statement.entity_description.get("type", ())) and vars(each).get(column.key) == token:
+            session.expire(each, inspect(each).unmodified)
 
 
 def _greater(statement: Update, column: Any, token: int) -> Select[Any]:

@@ -26,7 +26,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, registry
 
 from asynclock import ConfigError, Lease, LockLost, Redlock, Unsupported, blocking
 from asynclock.fencing import StaleToken, fenced, fenced_set, fenced_sync
@@ -229,6 +229,61 @@ def test_a_session_that_reads_from_a_replica(tmp_path: Any, leases: tuple[Lease,
         fenced_sync(session, changed, Order.fence, older)
     for engine in (leader, replica):
         engine.dispose()
+
+
+async def mapped_order(engine: AsyncEngine) -> Any:
+    """A mapped class with order 42, in a table of its own."""
+    orders = table()
+    async with engine.begin() as connection:
+        await connection.run_sync(orders.metadata.create_all)
+        await connection.execute(orders.insert().values(id=42, state="new"))
+    mapped = type("MappedOrder", (), {})
+    registry().map_imperatively(mapped, orders)
+    return mapped
+
+
+async def test_an_object_has_the_values_that_were_written(engine: AsyncEngine, leases: tuple[Lease, Lease]) -> None:
+    """A session does not have to read it again."""
+    mapped = await mapped_order(engine)
+    async with AsyncSession(engine) as session:
+        order = await session.get_one(mapped, 42)
+        changed = update(mapped).where(mapped.id == 42).values(state="paid")
+        assert (await fenced(session, changed, mapped.fence, leases[1])).rowcount == 1
+        assert (order.state, order.fence) == ("paid", leases[1].fence)
+
+
+async def test_an_object_has_no_value_that_was_refused(engine: AsyncEngine, leases: tuple[Lease, Lease]) -> None:
+    """A session has loaded the row before a newer holder wrote it. On MariaDB it reads it again after a refusal."""
+    older, newer = leases
+    mapped = await mapped_order(engine)
+    changed = update(mapped).where(mapped.id == 42)
+    async with AsyncSession(engine) as session:
+        order = await session.get_one(mapped, 42)
+        async with engine.begin() as connection:
+            await fenced(connection, changed.values(state="paid"), mapped.fence, newer)
+        with pytest.raises(StaleToken):
+            await fenced(session, changed.values(state="late"), mapped.fence, older)
+        assert vars(order).get("state", "expired") in {"new", "expired"}
+
+
+@pytest.mark.parametrize("own", [None, "evaluate"], ids=["default", "evaluate"])
+def test_an_object_whose_row_was_left_out(tmp_path: Any, leases: tuple[Lease, Lease], own: str | None) -> None:
+    """Of several rows, the object of the one with a greater token keeps its values. A statement that has an option of
+    its own keeps the option: "evaluate" compares the tokens that were loaded."""
+    older, newer = leases
+    engine, changed = orders_in_sqlite(tmp_path)
+    late = update(Order).values(state="late")
+    if own:
+        late = late.execution_options(synchronize_session=own)
+    with Session(engine) as session:
+        session.add(Order(id=43, state="new"))
+        session.commit()
+        orders = [session.get_one(Order, each) for each in (42, 43)]
+        with engine.begin() as connection:
+            fenced_sync(connection, changed, Order.fence, newer)
+        assert fenced_sync(session, late, Order.fence, older).rowcount == 1
+        assert [each.state for each in orders] == (["late", "late"] if own else ["new", "late"])
+    engine.dispose()
 
 
 def test_an_update_whose_rows_are_not_counted(tmp_path: Any, leases: tuple[Lease, Lease]) -> None:
