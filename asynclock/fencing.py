@@ -117,13 +117,21 @@ async def fenced_set(client: Redis | RedisCluster, key: str, value: bytes | str,
     and without a hash tag: a cluster refuses that one.) Raises StaleToken, ConfigError, Unsupported, and the errors of
     redis-py."""
     held = _lease(lease)
-    beside = f"{key}:fence" if _TAGGED.match(key) else f"{{{key}}}:fence"
-    if await client.eval(_SET, 2, key, beside, value, str(held.fence)):
+    if await client.eval(_SET, 2, key, _beside(key), value, str(held.fence)):
         raise _stale(held, key)
 
 
 _TAGGED = re.compile(r"[^{]*\{[^}]+\}")
 """A key with a hash tag: the same tag in the other key puts it into the same slot."""
+
+
+def _beside(key: str) -> str:
+    """The key of its token."""
+    if not _TAGGED.match(key):
+        return f"{{{key}}}:fence"
+    # `{x}:fence` is that of the key `x`. The empty tag is none: the slot is that of the first one.
+    return f"{key}{{}}:fence" if key.startswith("{") and key.endswith("}") else f"{key}:fence"
+
 
 # Tokens are compared as text, by length and then by digits: a number of Lua is exact only up to 2^53.
 _SET = """

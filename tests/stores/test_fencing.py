@@ -354,7 +354,18 @@ async def test_a_key_of_redis(shared_urls: list[str], name: str, leases: tuple[L
             await fenced_set(redis, name, "too late", newer)
 
 
-@pytest.mark.parametrize("pattern", ["{}", "shop:{{{}}}:order"])
+async def test_a_key_in_braces_has_a_token_of_its_own(
+    shared_urls: list[str], name: str, leases: tuple[Lease, Lease]
+) -> None:
+    """The token of the key without the braces belongs to another lock."""
+    older, newer = leases
+    async with Redis.from_url(shared_urls[0]) as redis:
+        await fenced_set(redis, name, "newer", newer)
+        await fenced_set(redis, f"{{{name}}}", "older", older)
+        assert await redis.mget(name, f"{{{name}}}") == [b"newer", b"older"]
+
+
+@pytest.mark.parametrize("pattern", ["{}", "shop:{{{}}}:order", "{{{}}}"])
 async def test_keys_of_a_cluster(shared_cluster: Cluster, name: str, pattern: str, leases: tuple[Lease, Lease]) -> None:
     """The token is in the slot of the key, with a hash tag and without one."""
     key = pattern.format(name)
