@@ -23,7 +23,7 @@ from tests.support.cancelled_waits import nothing_is_left
 from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT, until
-from tests.support.zookeeper_clients import client_of
+from tests.support.zookeeper_clients import SOON, client_of
 from tests.support.zookeeper_probes import (
     connection_of,
     contenders_of,
@@ -241,6 +241,23 @@ async def test_d7_a_node_that_an_operator_deletes(
     operator.close()
     async with asyncio.timeout(LIMIT), clients[1](name):
         pass
+
+
+async def test_a_waiter_whose_node_an_operator_deletes(
+    clients: list[Redlock], name: str, shared_zookeeper: ZooKeeper
+) -> None:
+    """It finds that when the holder before it leaves, and enqueues again at once: not at its renewal, after 16 s."""
+    operator = KazooClient(shared_zookeeper.address)
+    operator.start()
+    async with clients[0](name):
+        waiting = asyncio.create_task(clients[1](name).acquire(timeout=None))
+        await until(lambda: [waits_for_notice(each) for each in acquisitions_of(clients[1])] == [True])
+        _, node = sorted(operator.get_children(f"/locks/{name}"), key=lambda each: each[-10:])
+        operator.delete(f"/locks/{name}/{node}")
+    async with asyncio.timeout(SOON):
+        await (await waiting).release()
+    operator.stop()
+    operator.close()
 
 
 @pytest.mark.parametrize("reply", ["arrives", "is lost"])

@@ -223,7 +223,11 @@ class Turns:
                 self._host.notify(contender, number=contender.number)
                 return
             if contender.nodes and not contender.doubtful:
-                vote = await self.judge(contender, waits=True)
+                try:
+                    vote = await self.judge(contender, waits=True)
+                except (WrongKind, SessionExpiredError):  # its place is gone: its owner asks, and gets a new one or why
+                    self._host.notify(contender, number=contender.number)
+                    raise
                 if not isinstance(vote, Refused):
                     self._host.notify(contender, number=contender.number, fence=vote[0])
 
