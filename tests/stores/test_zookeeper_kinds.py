@@ -18,7 +18,7 @@ from kazoo.security import make_acl, make_digest_acl
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock, Skipped, Unsupported
 from asynclock.stores.port import PROBE
-from asynclock.stores.zookeeper import ZooKeeperStore
+from asynclock.stores.zookeeper import ZooKeeperStore, looks
 from tests.support.cancelled_waits import nothing_is_left
 from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
@@ -542,6 +542,26 @@ async def test_c13_the_names_below_a_path_that_may_not_be_read(shared_zookeeper:
             [each async for each in client.holders()]
     owner.stop()
     owner.close()
+
+
+async def test_a_node_that_is_deleted_during_a_listing(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No name is left out of the next page."""
+    monkeypatch.setattr(looks, "_PAGE", 2)
+    path = f"/pages-{name.replace(':', '-')}"
+    async with Redlock(shared_zookeeper.url(path)) as client:
+        leases = [await client(each).acquire(timeout=None) for each in "abcd"]
+        (node,) = nodes_of(client)
+        cursor, found = await node.names("", "0")
+        assert found == ["a", "b"]
+        await leases[0].release()
+        assert await connection_of(client).delete(f"{path}/a")
+        cursor, found = await node.names("", cursor)
+        assert found == ["c", "d"]
+        assert await node.names("", cursor) == ("0", [])
+        for lease in leases[1:]:
+            await lease.release()
 
 
 async def test_c13_one_of_several_names_is_forbidden(

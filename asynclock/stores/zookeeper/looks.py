@@ -91,14 +91,19 @@ class Looks:
         return self._settings.session_timeout if stat is None or stat.owner else None
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
-        """A page of the names that are held and begin so."""
-        nodes = sorted(await self._servers.children(self._settings.root or "/"))
-        known = [node for node in nodes if unescaped(node).startswith(begin) and unescaped(node) != PROBE]
-        start = int(cursor)
-        page = known[start : start + _PAGE]
+        """A page of the names that are held and begin so. The cursor is the last node of the page before, so that no
+        name is left out if nodes are deleted meanwhile."""
+        after = "" if cursor == "0" else cursor.removeprefix(">")
+        nodes = sorted(node for node in await self._servers.children(self._settings.root or "/") if node > after)
+        page: dict[str, str] = {}  # node -> name
+        for node in nodes:
+            if (name := unescaped(node)).startswith(begin) and name != PROBE:
+                page[node] = name
+            if len(page) == _PAGE:
+                break
         stats = await asyncio.gather(*(self._servers.exists(f"{self._settings.root}/{node}") for node in page))
-        held = [unescaped(node) for node, stat in zip(page, stats, strict=True) if stat is not None and stat.children]
-        return str(start + _PAGE) if start + _PAGE < len(known) else "0", held
+        held = [name for name, stat in zip(page.values(), stats, strict=True) if stat is not None and stat.children]
+        return f">{next(reversed(page))}" if len(page) == _PAGE else "0", held
 
     async def break_lock(self, op: Op) -> tuple[set[str], str | None]:
         """Delete the nodes of the holders, with the id ANY also those of other programs. The paths that were deleted;
