@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -265,6 +266,24 @@ async def test_f5_a_burst_of_acquires_is_served(shared_zookeeper: ZooKeeper, nam
         for lease in held:
             await lease.release()
     assert longest < 0.5
+
+
+async def test_many_that_watch_one_node(client: Redlock, name: str) -> None:
+    """As readers do that wait for one writer. Some of them look again in each turn of the loop."""
+    async with client(name):
+        connection, fired = connection_of(client), list[int]()
+        path, _ = await connection.create(f"/locks/{name}/another-", b"")
+        watchers = [partial(fired.append, number) for number in range(3 * SLICE)]
+        for each in watchers:
+            assert await connection.watch(path, each)
+        deleting, most = asyncio.create_task(connection.delete(path)), 0
+        async with asyncio.timeout(LIMIT):
+            while len(fired) < len(watchers):
+                before = len(fired)
+                await asyncio.sleep(0)
+                most = max(most, len(fired) - before)
+        assert await deleting
+        assert most <= SLICE
 
 
 async def test_many_holds_after_a_reconnect(shared_zookeeper: ZooKeeper, name: str) -> None:

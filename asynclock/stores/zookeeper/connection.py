@@ -34,7 +34,7 @@ from kazoo.retry import KazooRetry
 
 from asynclock.stores.zookeeper.client import Client, permission_of
 from asynclock.stores.zookeeper.handler import Handler
-from asynclock.stores.zookeeper.pipeline import Inbox, Requests
+from asynclock.stores.zookeeper.pipeline import Inbox, Requests, for_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -249,8 +249,7 @@ class Connection:
     def _fired(self, key: tuple[str, bool], watch: Watch) -> None:
         if self._watches.get(key) is watch:
             del self._watches[key]
-        for callback in list(watch.callbacks):
-            callback()
+        for_each(lambda callback: callback(), list(watch.callbacks))
 
     async def _ask(self, request: Any) -> Any:
         if self.state is not SessionState.CONNECTED:

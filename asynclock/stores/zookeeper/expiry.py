@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from asynclock.stores.zookeeper.pipeline import for_each
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -35,15 +37,17 @@ class Expiry:
 
     def _sweep(self) -> None:
         self._timer, now, soonest = None, self._clock.now(), math.inf
+        ended: list[Contender] = []
         for contender in self._contenders():
             if not contender.granted or contender.is_unwanted:
                 continue
             if contender.ends <= now:
-                self._end(contender)
+                ended.append(contender)
             else:
                 soonest = min(soonest, contender.ends)
         if soonest < math.inf:
             self._sweep_at(soonest)
+        for_each(self._end, ended)
 
     def _sweep_at(self, when: float) -> None:
         self._due, self._timer = when, self._clock.call_at(when, self._sweep)

@@ -31,7 +31,7 @@ from asynclock._clock import LATE
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
 from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
-from asynclock.stores.backlog import SLICE, Asked, Backlog
+from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
@@ -39,7 +39,7 @@ from asynclock.stores.zookeeper.connection import NOT_GIVEN, Connection, Session
 from asynclock.stores.zookeeper.contender import Contender
 from asynclock.stores.zookeeper.errors import error_of, explained
 from asynclock.stores.zookeeper.expiry import Expiry
-from asynclock.stores.zookeeper.pipeline import MOST
+from asynclock.stores.zookeeper.pipeline import MOST, for_each
 from asynclock.stores.zookeeper.places import Places
 from asynclock.stores.zookeeper.turns import Turns
 
@@ -169,14 +169,7 @@ class ZooKeeperNode:
         self._reports.up()
         self._backlog.begin_more()
         self._listener.connected(self._index)
-        self._for_each(self._look_after, list(self._contenders.values()))
-
-    def _for_each(self, act: Callable[[Contender], object], contenders: list[Contender]) -> None:
-        """Some of them in each turn of the loop."""
-        for contender in contenders[:SLICE]:
-            act(contender)
-        if left := contenders[SLICE:]:
-            asyncio.get_running_loop().call_soon(self._for_each, act, left)
+        for_each(self._look_after, list(self._contenders.values()))
 
     def _look_after(self, contender: Contender) -> None:
         """The connection is back. If it is lost again, the next one does this."""
@@ -202,7 +195,7 @@ class ZooKeeperNode:
         for contender in contenders:
             contender.forget()
             self._drop(contender)
-        self._for_each(self._has_expired, held)
+        for_each(self._has_expired, held)
 
     def _has_expired(self, contender: Contender) -> None:
         if not self._closed:

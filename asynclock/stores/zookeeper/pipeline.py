@@ -7,18 +7,31 @@ way, and the others wait here, where the client may still drop them.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kazoo.exceptions import ConnectionLoss
 
+from asynclock.stores.backlog import SLICE
+
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
 MOST = 100
 """Requests under way: more do not make a server faster, and only add to the wait of those that are sent later."""
+
+
+_Item = TypeVar("_Item")
+
+
+def for_each(act: Callable[[_Item], object], items: list[_Item]) -> None:
+    """Some of them in each turn of the loop."""
+    for item in items[:SLICE]:
+        act(item)
+    if left := items[SLICE:]:
+        asyncio.get_running_loop().call_soon(for_each, act, left)
 
 
 class Inbox:
