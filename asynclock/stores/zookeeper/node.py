@@ -44,7 +44,7 @@ from asynclock.stores.zookeeper.places import Places
 from asynclock.stores.zookeeper.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
     from typing import Any
 
     from asynclock._time import Timer
