@@ -179,6 +179,27 @@ async def test_without_a_thread_the_next_call_connects(
                         break
 
 
+async def test_a_close_without_a_thread_ends_the_session(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system gives none for the close. The thread of kazoo ends, and the name is free before its lease is over."""
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    client = client_of(shared_zookeeper)
+    lease = await client(name).acquire(timeout=None)
+    thread = thread_of(client)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        await client.aclose()
+    assert not lease.held
+    await asyncio.to_thread(thread.join, LIMIT)
+    assert not thread.is_alive()
+    async with client_of(shared_zookeeper) as other, asyncio.timeout(SOON), other(name):
+        pass
+
+
 async def test_without_a_file_the_next_call_connects(
     shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

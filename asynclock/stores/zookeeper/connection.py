@@ -166,7 +166,12 @@ class Connection:
         if self._timer is not None:
             self._timer.cancel()
         closed: asyncio.Future[None] = self._loop.create_future()
-        threading.Thread(target=self._close, args=(closed,), name="asynclock zookeeper close", daemon=True).start()
+        closing = threading.Thread(target=self._close, args=(closed,), name="asynclock zookeeper close", daemon=True)
+        try:
+            closing.start()
+        except RuntimeError:  # the system gives no thread. Without an end kazoo's own would keep the session alive
+            self._client.stop_soon()
+            return
         try:
             await asyncio.wait({closed}, timeout=_CLOSE)
         finally:
