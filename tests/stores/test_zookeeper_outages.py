@@ -26,7 +26,7 @@ from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, until
 from tests.support.zookeeper_clients import SHORT, SOON, behind, client_of
-from tests.support.zookeeper_probes import end_thread, thread_of
+from tests.support.zookeeper_probes import end_thread, end_thread_twice, thread_of
 
 # -- the server ------------------------------------------------------------------------------------------------------
 
@@ -312,6 +312,21 @@ async def test_a5_a_thread_that_ends_by_an_error(
         assert lost.value.reason == "expired"
         async with asyncio.timeout(SHORT + LIMIT), client(f"{name}:other") as again:
             assert again.fence > lease.fence
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_ends_twice(
+    shared_zookeeper: ZooKeeper, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends again before it is connected, of which kazoo tells nothing. It is started again all the same."""
+    caplog.set_level(logging.CRITICAL, "asynclock.kazoo")
+    async with client_of(shared_zookeeper, SHORT, patience=LIMIT) as client:
+        with pytest.raises(LockLost):
+            async with asyncio.timeout(LIMIT), client(name):
+                end_thread_twice(client)
+                await asyncio.Event().wait()
+        async with asyncio.timeout(LIMIT), client(f"{name}:other"):
+            pass
 
 
 def test_a_loop_that_ended_without_a_close_keeps_nothing(shared_zookeeper: ZooKeeper, name: str) -> None:

@@ -81,6 +81,20 @@ def end_thread(client: Redlock) -> None:
     handler.select = fail
 
 
+def end_thread_twice(client: Redlock) -> None:
+    """The same, and once more before the next thread is connected."""
+    (node,) = nodes_of(client)
+    handler = node._connection._handler
+    addresses = handler.addresses
+
+    def fail(*args: Any) -> Any:
+        handler.addresses = addresses
+        raise RuntimeError("another error that nobody expected")
+
+    handler.addresses = fail
+    end_thread(client)
+
+
 def hang_up(client: Redlock) -> None:
     """Its connection breaks."""
     connection_of(client)._handler.hang_up()

@@ -84,6 +84,12 @@ class Client(KazooClient):  # type: ignore[misc]
         """Send a request. What its methods would do besides, they do in the thread of kazoo."""
         self._call(request, answer)
 
+    @property
+    def runs(self) -> bool:
+        """Whether kazoo's thread is alive."""
+        routine = self._connection._connection_routine
+        return routine is not None and routine.is_alive()
+
     def stop_soon(self) -> None:
         """As `stop`, without waiting: kazoo's thread closes the session and ends."""
         self._stopped.set()

@@ -123,6 +123,7 @@ class Connection:
         self._period = address.session_timeout / _BEATS
         again = address.session_timeout / max(_ATTEMPTS, 2 * (address.hosts.count(",") + 1))
         self._closing = False
+        self._starting: threading.Thread | None = None  # it starts kazoo again
         self._watches: dict[tuple[str, bool], Watch] = {}  # by path; True: of its children
         self._handler = Handler(max(limit, again), again, address.session_timeout, self._greeted, self._is_abandoned)
         retry = KazooRetry(
@@ -210,7 +211,10 @@ class Connection:
         """In such a thread, after kazoo's own has ended by an error."""
         time.sleep(_PAUSE)
         if not self._closing:
-            self._client.start_async()
+            try:
+                self._client.start_async()
+            except Exception as error:  # kazoo raises Exception itself
+                log.debug("asynclock: starting kazoo again: %s", error)
 
     def _greeted(self, timeout: float, session: int) -> None:
         if timeout > 0:
@@ -223,7 +227,19 @@ class Connection:
 
     def _beat(self) -> None:
         self._handler.beat()
-        self._timer = self._loop.call_later(self._period, self._beat)
+        self._timer = self._loop.call_later(self._period, self._next_beat)
+
+    def _next_beat(self) -> None:
+        self._beat()
+        if not self._client.runs:  # it ended once more before it was connected: kazoo tells no second loss
+            self._restart()
+
+    def _restart(self) -> None:
+        if self._closing or (self._starting is not None and self._starting.is_alive()):
+            return
+        self._starting = threading.Thread(target=self._start_again, daemon=True)
+        with contextlib.suppress(RuntimeError):  # the system gives no thread: the next beat tries again
+            self._starting.start()
 
     def _opened(self, timeout: float, session: int) -> None:
         self.timeout, self.session = timeout, session
@@ -236,8 +252,8 @@ class Connection:
             self._requests.fail()
         if state == KazooState.LOST:
             self._lost()
-            if self._client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED) and not self._closing:
-                threading.Thread(target=self._start_again, daemon=True).start()
+            if self._client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
+                self._restart()
         self._changed(self.state)
 
     def _watcher(self, path: str, callback: Callable[[], object] | None, *, children: bool) -> Watch | None:
