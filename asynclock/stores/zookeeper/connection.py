@@ -5,7 +5,8 @@
     SUSPENDED    the connection is lost. The session lives on at the servers until its timeout: what it holds is unknown
 
 Each change is reported in the event loop. A request ends with its answer, or with the end of the connection. While
-there is no connection, it fails at once.
+there is no connection, it fails at once. One that is sent when kazoo has lost the connection, but before the loop knows
+that, waits in kazoo for the next connection, or for the end of the session.
 """
 
 from __future__ import annotations
