@@ -236,8 +236,8 @@ class Backlog(Generic[_Asked]):
         asyncio.get_running_loop().call_soon(self.fail, why)
 
     async def aclose(self, error: Exception) -> None:
-        """Drop all that waits, in slices. Ops that are under way go on, and let others begin when they end. The handlers
-        of releases get their errors when their time is over, as if they had been sent."""
+        """Drop all that waits, in slices. Ops that are under way go on, and let others begin when they end. The
+        handlers of releases get their errors when their time is over, as if they had been sent."""
         while left := [*self._lanes[0], *self._lanes[1], *self._acquires.values()][:SLICE]:
             for asked in left:
                 if asked.op.verb is RELEASE:

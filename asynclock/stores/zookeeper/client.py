@@ -87,14 +87,14 @@ class Client(KazooClient):  # type: ignore[misc]
     @property
     def runs(self) -> bool:
         """Whether kazoo's thread is alive."""
-        routine = self._connection._connection_routine
+        routine = self._connection._connection_routine  # noqa: SLF001 - kazoo does not tell it
         return routine is not None and routine.is_alive()
 
     def stop_soon(self) -> None:
         """As `stop`, without waiting: kazoo's thread closes the session and ends."""
         self._stopped.set()
         self._queue.append((CloseInstance, None))
-        self._connection._write_sock.send(b"\0")
+        self._connection._write_sock.send(b"\0")  # noqa: SLF001 - as kazoo's own `stop`, which waits
 
     @property
     def _acl(self) -> Any:
