@@ -72,6 +72,16 @@ class _ConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazoo has 
         random.shuffle(found)
         return found
 
+    @property
+    def runs(self) -> bool:
+        """Whether its thread is alive."""
+        return self._connection_routine is not None and self._connection_routine.is_alive()
+
+    def wake(self) -> None:
+        """Its thread looks for requests."""
+        if self._write_sock is not None:
+            self._write_sock.send(b"\0")
+
 
 class Client(KazooClient):  # type: ignore[misc]
     """See the module. Paths are complete: it has no chroot."""
@@ -87,14 +97,13 @@ class Client(KazooClient):  # type: ignore[misc]
     @property
     def runs(self) -> bool:
         """Whether kazoo's thread is alive."""
-        routine = self._connection._connection_routine  # noqa: SLF001 - kazoo does not tell it
-        return routine is not None and routine.is_alive()
+        return bool(self._connection.runs)
 
     def stop_soon(self) -> None:
         """As `stop`, without waiting: kazoo's thread closes the session and ends."""
         self._stopped.set()
         self._queue.append((CloseInstance, None))
-        self._connection._write_sock.send(b"\0")  # noqa: SLF001 - as kazoo's own `stop`, which waits
+        self._connection.wake()
 
     @property
     def _acl(self) -> Any:
