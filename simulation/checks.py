@@ -153,6 +153,7 @@ class Judge:
                 self._broken |= gone
                 self._broken_at[op.name] = self.now
                 self._done_until.pop(op.name, None)
+                self._rests_until.pop(op.name, None)
             elif gone - own:
                 self.fail("another's key was deleted", f"{op!r} of {op.id[12:18]} at {server.label}")
             elif gone and op.verb is RELEASE:
@@ -307,13 +308,11 @@ class Judge:
 
     def _is_overdue(self, record: Record, tenure: Tenure) -> bool:
         """Whether it is open, although its loss was to be told by now: its lease has ended, and its loop runs."""
-        client = record.client
-        due = max(client.clock.true_time(tenure.ends), client.loop.runs_since)  # math.inf: the loop is stopped
-        return tenure.open and self.now > due + _TOLD and not client.closed
+        return tenure.open and self.now > _due(record.client, tenure) + _TOLD and not record.client.closed
 
     def told(self, client: Client, tenure: Tenure, loss: Reason) -> None:
         """A program is told a loss: that of a lease that has ended by the clock comes in time."""
-        due = max(client.clock.true_time(tenure.ends), client.loop.runs_since)
+        due = _due(client, tenure)
         if loss in ("expired", "max_hold") and due > -math.inf and self.now > due + _TOLD:
             self.fail("a loss was not told in time", f"{tenure.hold.name} of {client.name}: {self.now - due:.3f} s")
 
@@ -401,6 +400,15 @@ class Judge:
                 state = stored.at(server.now())
                 if state.holds or state.queue or state.undone:
                     self.fail("a server keeps what has ended", f"{name} at {server.label}: {state}")
+
+
+def _due(client: Client, tenure: Tenure) -> float:
+    """The true time at which the loss of a tenure is to be told, if it is not renewed. The answer of a node that still
+    has it may make up for a refusal, so a refusal is told by the end that the lease had before."""
+    promised: float = tenure.hold._promised  # noqa: SLF001 - math.inf: there was no refusal
+    ends = tenure.ends if promised == math.inf else max(tenure.ends, min(promised, tenure.until))
+    at: float = client.clock.true_time(ends)
+    return max(at, client.loop.runs_since)  # math.inf: the loop is stopped
 
 
 def _is_shared(part: Part) -> bool:
