@@ -57,7 +57,11 @@ async def fenced(
     rowcount 0. Raises ConfigError outside of a block without a lease, and for an UPDATE with RETURNING; Unsupported
     with fencing=False, and the errors of SQLAlchemy. The caller commits.
     """
-    return await session.run_sync(fenced_sync, statement, column, _lease(lease))
+    own: Any = session
+    if not hasattr(own, "run_sync"):  # an async_scoped_session: it returns its session
+        own = own()
+    result: CursorResult[Any] = await own.run_sync(fenced_sync, statement, column, _lease(lease))
+    return result
 
 
 def fenced_sync(

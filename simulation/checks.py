@@ -313,7 +313,7 @@ class Judge:
     def told(self, client: Client, tenure: Tenure, loss: Reason) -> None:
         """A program is told a loss: that of a lease that has ended by the clock comes in time."""
         due = _due(client, tenure)
-        if loss in ("expired", "max_hold") and due > -math.inf and self.now > due + _TOLD:
+        if loss in ("expired", "max_hold") and self.now > due + _TOLD:
             self.fail("a loss was not told in time", f"{tenure.hold.name} of {client.name}: {self.now - due:.3f} s")
 
     def writes(self, tenure: Tenure) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator
@@ -25,7 +26,13 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, registry
 
 from asynclock import ConfigError, Lease, LockLost, Redlock, Unsupported, blocking
@@ -264,6 +271,21 @@ async def test_an_object_has_no_value_that_was_refused(engine: AsyncEngine, leas
         with pytest.raises(StaleToken):
             await fenced(session, changed.values(state="late"), mapped.fence, older)
         assert vars(order).get("state", "expired") in {"new", "expired"}
+
+
+async def test_a_scoped_session(engine: AsyncEngine, leases: tuple[Lease, Lease]) -> None:
+    """The UPDATE is in the transaction of its session, as of any other one."""
+    older, newer = leases
+    mapped = await mapped_order(engine)
+    changed = update(mapped).where(mapped.id == 42).values(state="paid")
+    scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    own: Any = scoped
+    async with scoped() as session:
+        assert (await fenced(own, changed, mapped.fence, newer)).rowcount == 1
+        assert (await session.get_one(mapped, 42)).fence == newer.fence
+        with pytest.raises(StaleToken):
+            await fenced(own, changed, mapped.fence, older)
+    await scoped.remove()
 
 
 @pytest.mark.parametrize("own", [None, "evaluate"], ids=["default", "evaluate"])

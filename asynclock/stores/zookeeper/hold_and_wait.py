@@ -66,13 +66,13 @@ class HoldAndWaitLimits:
         return False
 
     def _look(self, contender: Contender, waiting: HoldAndWait) -> None:
-        if contender.hold_and_wait is waiting and not contender.given_up:
+        if contender.hold_and_wait is waiting and not contender.is_unwanted:
             asyncio.get_running_loop().call_later(_LOOK, self._look, contender, waiting)
             self._spawn(self._judge(contender, waiting))
 
     async def _judge(self, contender: Contender, waiting: HoldAndWait) -> None:
         async with contender.turn:
-            if contender.hold_and_wait is not waiting or contender.given_up:
+            if contender.hold_and_wait is not waiting or contender.is_unwanted:
                 return
             is_late = asyncio.get_running_loop().time() >= waiting.ends
             waiting.is_over = is_late or await self._is_waited_for(contender, waiting)
