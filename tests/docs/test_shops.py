@@ -100,11 +100,14 @@ class Customers:
         for app in itertools.islice(itertools.cycle(self._apps), number, None):
             try:
                 async with web.post(f"http://127.0.0.1:{app.port}/orders/{order}/pay") as answer:
-                    self.statuses[answer.status] += 1
-                    if answer.status == 200:
-                        self.receipts[order].add((await answer.json())["receipt"])
-                    return
-            except aiohttp.ClientConnectionError:
+                    receipt = (await answer.json())["receipt"] if answer.status == 200 else None
+                self.statuses[answer.status] += 1
+                self.receipts[order].update([receipt] if receipt else [])
+                return
+            except (
+                aiohttp.ClientConnectionError,
+                aiohttp.ClientPayloadError,
+            ):  # the latter: in the middle of its answer
                 assert app.process.poll() is not None, app.said
 
     async def hangs_up(self, number: int, order: int) -> None:
