@@ -225,9 +225,11 @@ class Client:
         if self.closed:
             return
         self.world.waits[job.number] = self
-        task = self._run(partial(self._work, job))
-        if job.cancelled_after is not None:
-            self.world.schedule.at(self.world.schedule.now + job.cancelled_after, self.loop.post, task.cancel)
+        self._cancel_after(job.cancelled_after, self._run(partial(self._work, job)))
+
+    def _cancel_after(self, seconds: float | None, task: Task) -> None:
+        if seconds is not None:
+            self.world.schedule.at(self.world.schedule.now + seconds, self.loop.post, task.cancel)
 
     def probe(self, job: Job) -> None:
         """The same, after which an outage is a flaw."""
@@ -377,7 +379,7 @@ class Client:
     def adopt(self, job: Job, handle: str) -> None:
         """The program takes a hold over."""
         if not self.closed:
-            self._run(partial(self._adopt, job, handle))
+            self._cancel_after(job.adoption_cancelled_after, self._run(partial(self._adopt, job, handle)))
 
     async def _adopt(self, job: Job, handle: str, task: Task) -> None:
         await self._opened()

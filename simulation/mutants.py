@@ -12,17 +12,24 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import importlib
+import inspect
 import os
 import resource
+import select
+import signal
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from random import Random
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from simulation.plan import RUNS, plan_of
+from simulation.world import simulate
+from spec.walks import scenes, walk
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
 PACKAGE = Path(__file__).parents[1] / "asynclock"
@@ -34,7 +41,9 @@ WALKS = 4
 """Through each scene."""
 
 CPU = 60
-"""Seconds of CPU for one mutant, at most."""
+"""Seconds of CPU for one trial, at most."""
+
+_NOTICED, _NOT_TRIED = 1, 2
 
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -157,41 +166,86 @@ def mutated(mutant: Mutant) -> ast.Module:
 # -- trying them -------------------------------------------------------------------------------------------------------
 
 
-class Instead(MetaPathFinder, Loader):
-    """Imports the changed file in place of the shipped one."""
+def put_in_place(mutant: Mutant) -> None:
+    """Change the functions and the constants of the module that this process has imported already."""
+    module = importlib.import_module(".".join(mutant.path.relative_to(PACKAGE.parent).with_suffix("").parts))
+    tree = mutated(mutant)
+    shipped = ast.parse(mutant.path.read_text())
+    for statement, before in zip(tree.body, shipped.body, strict=True):
+        if isinstance(statement, ast.Assign) and ast.dump(statement) != ast.dump(before):
+            _assign(module, statement)
+            return
+    changed = dict(_functions_in(compile(tree, str(mutant.path), "exec")))
+    functions = list(_functions_of(module))
+    if missing := {*changed} - {_place_of(each.__code__) for each in functions}:
+        raise LookupError(f"{mutant}: {missing} of the file are not in the module")
+    for function in functions:
+        function.__code__ = changed[_place_of(function.__code__)]
 
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
-        self._name = ".".join(mutant.path.relative_to(PACKAGE.parent).with_suffix("").parts)
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname == self._name else None
+def _assign(module: ModuleType, statement: ast.Assign) -> None:
+    """A constant of a module, also where others have imported it."""
+    values = dict(vars(module))
+    exec(compile(ast.Module([statement], []), "mutant", "exec"), values)  # noqa: S102
+    for name in [each.id for each in statement.targets if isinstance(each, ast.Name)]:
+        before = vars(module)[name]
+        for other in [each for each in sys.modules.values() if each.__name__.startswith(PACKAGE.name)]:
+            if vars(other).get(name) is before:
+                setattr(other, name, values[name])
 
-    def exec_module(self, module: ModuleType) -> None:
-        exec(compile(mutated(self._mutant), str(self._mutant.path), "exec"), module.__dict__)  # noqa: S102
+
+def _place_of(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
 
 
-def is_noticed(mutant: Mutant, seeds: Sequence[int]) -> bool:
-    """Try it in a child, which has not imported the package before."""
+def _functions_in(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
+    """The code of functions of a file and of its classes; what is defined in a function is a part of it."""
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            is_class = not each.co_flags & inspect.CO_NEWLOCALS
+            yield from _functions_in(each) if is_class else [(_place_of(each), each)]
+
+
+def _functions_of(module: ModuleType) -> Iterator[FunctionType]:
+    """The same as objects, of which each caller sees the change."""
+    files = [vars(module), *(vars(each) for each in vars(module).values() if isinstance(each, type))]
+    for each in [each for names in files for each in names.values()]:
+        for function in (each, *(getattr(each, name, None) for name in ("__func__", "__wrapped__", "fget", "func"))):
+            if isinstance(function, FunctionType) and function.__code__.co_filename == module.__file__:
+                yield function
+
+
+def is_noticed(mutant: Mutant, fails: Callable[[], bool]) -> bool:
+    """Whether a trial, in a child of this process, notices it: by its result, by an error, or because it does not end.
+    Raises LookupError if the change cannot be put in place."""
     child = os.fork()
     if not child:
-        code = 1
+        code = _NOTICED
         try:
             resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
-            sys.meta_path.insert(0, Instead(mutant))
-            code = 1 if _fails(seeds) else 0
+            try:
+                put_in_place(mutant)
+            except (LookupError, ValueError):  # ValueError: the change takes a variable from an inner function
+                code = _NOT_TRIED
+            else:
+                code = _NOTICED if fails() else 0
         finally:
             os._exit(code)
-    return os.waitpid(child, 0)[1] != 0
+    ended = os.pidfd_open(child)
+    if not select.select([ended], [], [], 4 * CPU)[0]:
+        os.kill(child, signal.SIGKILL)
+    os.close(ended)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _NOT_TRIED:
+        raise LookupError(f"not tried: {mutant}")
+    return status != 0
 
 
-def _fails(seeds: Sequence[int]) -> bool:
-    from simulation.plan import RUNS, plan_of
-    from simulation.world import simulate
-    from spec.walks import scenes, walk
+def fails_in_walks() -> bool:
+    return any(walk(scene, seed).flaw is not None for seed in range(WALKS) for _, scene in scenes())
 
-    if any(walk(scene, seed).flaw is not None for seed in range(WALKS) for _, scene in scenes()):
-        return True
+
+def fails_in_simulation(seeds: Sequence[int]) -> bool:
     return any(simulate(plan_of(seed, run)).flaw is not None for seed in seeds for run in range(RUNS))
 
 
@@ -205,10 +259,14 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = found if given.sample is None else Random(given.draw).sample(found, given.sample)  # noqa: S311
     noticed = 0
     for done, mutant in enumerate(chosen, 1):
-        if is_noticed(mutant, range(given.seeds)):
-            noticed += 1
-        else:
-            print(f"not noticed: {mutant}", flush=True)
+        seeds = range(given.seeds)
+        try:
+            if is_noticed(mutant, lambda: fails_in_walks() or fails_in_simulation(seeds)):  # noqa: B023 - ends before
+                noticed += 1
+            else:
+                print(f"not noticed: {mutant}", flush=True)
+        except LookupError as error:
+            print(error, flush=True)
         if done % 25 == 0:
             print(f"{noticed} of {done} noticed so far", flush=True)
     print(f"{noticed} of {len(chosen)} noticed; there are {len(found)} mutants")

@@ -88,6 +88,7 @@ class Job:
     depth: int = 0  # so often it enters again
     owner: str = ""  # of a reentrant lock, if several tasks are one owner
     adopters: tuple[tuple[float, int], ...] = ()  # seconds after the detach, and the client
+    adoption_cancelled_after: float | None = None
 
     def __str__(self) -> str:
         more = f", cancelled after {self.cancelled_after:.3f} s" if self.cancelled_after is not None else ""
@@ -136,7 +137,8 @@ class Plan:
 
     @property
     def longest_lease(self) -> float:
-        return max(lock.settings.lease for lock in self.locks)
+        extended = (job.extends_by for job in self.jobs if job.extends_by is not None)
+        return max(*(lock.settings.lease for lock in self.locks), *extended)
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ class _Drawing:
         timeout = None if nodes == 1 or random.random() < 0.6 else round(min(0.2, lease / 4), 3)
         settings = ClientSettings(
             LockSettings(lease=lease), max_lease=max_lease, node_timeout=timeout,
-            patience=random.choice((0.5, 2.0, 5.0)),            fence_memory=random.choice((60.0, 300.0)),
+            patience=random.choice((0.5, 2.0, 5.0)), fence_memory=random.choice((60.0, 300.0)),
         )  # fmt: skip
         self.lease, self.max_lease = lease, max_lease
         skew = 0.0 if not self.safe else random.choice((0.0, 0.05, 4.0))
@@ -180,7 +182,7 @@ class _Drawing:
             settings=settings,
             clients=tuple(self._client(skew) for _ in range(self.clients)),
             nodes=tuple(NodePlan(self._rate(), random.uniform(-skew, skew)) for _ in range(nodes)),
-            locks=tuple(self._lock(number) for number in range(random.randint(2, 4))),
+            locks=self._with_shared_names(tuple(self._lock(number) for number in range(random.randint(2, 4)))),
             delay=delay,
             new=random.random() < 0.15,
             mute=frozenset(range(nodes)) if random.random() < 0.06 else frozenset(),
@@ -244,6 +246,23 @@ class _Drawing:
                 return LockPlan(name, MUTEX, replace(settings, fencing=False, min_hold=0.0))
         return LockPlan(name, MUTEX, settings)
 
+    def _with_shared_names(self, locks: tuple[LockPlan, ...]) -> tuple[LockPlan, ...]:
+        """In the long runs a lock of several names often has the name of another lock among them. (A seed that a test
+        repeats gives the short run of before: so too below.)"""
+        random = Random(f"names {self.seed}")  # noqa: S311 - the whole is to be repeated
+        others = [each for each in locks if not each.kind.parts and each.settings.fencing]
+        if self.seconds != LONG_SECONDS or not others:
+            return locks
+        return tuple(self._with_name_of(random.choice(others), each) if each.kind.parts else each for each in locks)
+
+    def _with_name_of(self, other: LockPlan, lock: LockPlan) -> LockPlan:
+        random = Random(f"kinds {self.seed} {lock.name}")  # noqa: S311 - as above
+        kind: Any = random.choice((READ, WRITE)) if other.kind is WRITE else other.kind
+        if random.random() < 0.3:
+            return lock
+        parts = [Part(other.name, kind), random.choice(lock.parts)]
+        return replace(lock, name=", ".join(sorted(each.name for each in parts)), kind=Multi(parts))
+
     # -- jobs ----------------------------------------------------------------------------------------------------
 
     def _jobs(self, faults: list[float]) -> tuple[Job, ...]:
@@ -253,7 +272,18 @@ class _Drawing:
             start = min(max(0.0, near + random.gauss(0, 2)), self.seconds - 1)
             times += [start + random.expovariate(4) for _ in range(random.randint(1, 8))]
         jobs = [self._job(number, at) for number, at in enumerate(sorted(times))]
-        return tuple(jobs + self._crowd(len(jobs)))
+        return tuple(self._more_of(each) for each in jobs + self._crowd(len(jobs)))
+
+    def _more_of(self, job: Job) -> Job:
+        """In the long runs an extension may give more than the lease of the lock, and an adoption may be cancelled."""
+        random = Random(f"job {job.number} {self.seed}")  # noqa: S311 - as above
+        if self.seconds != LONG_SECONDS:
+            return job
+        if job.extends_by is not None and random.random() < 0.5:
+            job = replace(job, extends_by=random.uniform(job.lock.settings.lease, self.max_lease))
+        if job.adopters and random.random() < 0.3:
+            job = replace(job, adoption_cancelled_after=random.expovariate(random.choice((3, 200))))
+        return job
 
     def _crowd(self, number: int) -> list[Job]:
         """Many tasks of one client want one name at the same moment."""

@@ -1,0 +1,142 @@
+"""Which changes of the shipped decisions (`simulation/mutants.py`) does nobody notice: neither the tests that need no
+server, nor the walks, nor the simulation?
+
+    python -m tests.support.suite_mutants                        all of them: hours
+    python -m tests.support.suite_mutants --part 1/2             every second one, for a process beside it
+    python -m tests.support.suite_mutants --only hold.py         those of one file
+
+It collects the tests once and runs each once, to learn which lines of `protocol/` and `quorum/` it reaches. A mutant is
+then tried in children of that process: in the tests that reach its line, the fastest first, until one fails; then in
+walks; then in the simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter, defaultdict
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from simulation.mutants import PACKAGE, Mutant, fails_in_simulation, fails_in_walks, is_noticed, mutants
+from tests.support.deployments import deployment_of
+
+FOLDERS = ["tests/unit", "tests/waiting", "tests/locks", "tests/failures"]
+
+SLOW = 2.0
+"""Seconds: a test that takes longer is not run for each mutant."""
+
+HANGS = 10
+"""Seconds of one test with a mutant."""
+
+_REAL = {
+    *("shared_urls", "servers", "server", "five", "shared_cluster", "shared_zookeeper", "sentinel_deployment"),
+    *("postgresql_url", "mariadb_url", "wheel", "host_names"),
+}
+"""Fixtures of servers."""
+
+_FOLDERS = (str(PACKAGE / "protocol"), str(PACKAGE / "quorum"))
+
+
+class Trials:
+    """A plugin of pytest that tries mutants in place of one run of the tests."""
+
+    def __init__(self, chosen: list[Mutant], seeds: int) -> None:
+        self._chosen, self._seeds = chosen, range(seeds)
+        self._reached = defaultdict[tuple[str, int], list[pytest.Item]](list)  # the tests by the line
+        self._time = dict[pytest.Item, float]()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if deployment_of(item) in ("", "memory") and not _REAL & {*_names(item)}]
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for item in session.items:
+            self._learn(item)
+        print(f"{len(self._time)} of {len(session.items)} tests; {len(self._chosen)} mutants", flush=True)
+        by = Counter[str]()
+        for done, mutant in enumerate(self._chosen, 1):
+            by[self._noticed_by(mutant)] += 1
+            if done % 25 == 0:
+                print(dict(by), flush=True)
+        print(dict(by), flush=True)
+        return True
+
+    def _learn(self, item: pytest.Item) -> None:
+        """Run it as it is, and note which lines it reaches."""
+        lines = set[tuple[str, int]]()
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            del event, argument
+            if not frame.f_code.co_filename.startswith(_FOLDERS):
+                return None
+            lines.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+            return line
+
+        def line(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "line":
+                lines.add((frame.f_code.co_filename, frame.f_lineno))
+            return line
+
+        began = time.monotonic()
+        sys.settrace(trace)
+        try:
+            passed = _passes(item)
+        finally:
+            sys.settrace(None)
+        took = time.monotonic() - began
+        if passed and took < SLOW:
+            self._time[item] = took
+            for each in lines:
+                self._reached[each].append(item)
+
+    def _noticed_by(self, mutant: Mutant) -> str:
+        tests = self._reached[str(mutant.path), mutant.line]
+        tests.sort(key=self._time.__getitem__)
+        try:
+            if is_noticed(mutant, lambda: not all(map(_passes, tests))):
+                return "tests"
+            if is_noticed(mutant, fails_in_walks):
+                return "walks"
+            if is_noticed(mutant, lambda: fails_in_simulation(self._seeds)):
+                return "simulation"
+        except LookupError as error:
+            print(error, flush=True)
+            return "not tried"
+        print(f"not noticed ({len(tests)} tests): {mutant}", flush=True)
+        return "nobody"
+
+
+def _names(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
+def _passes(item: pytest.Item) -> bool:
+    reports = runtestprotocol(item, nextitem=None, log=False)
+    return all(each.passed for each in reports)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.suite_mutants", description=__doc__)
+    parser.add_argument("--sample", type=int, help="so many, drawn at random; without it: all")
+    parser.add_argument("--draw", type=int, default=0, help="the seed of the sample")
+    parser.add_argument("--seeds", type=int, default=2, help="the hours of the simulation for each mutant")
+    parser.add_argument("--part", default="1/1", help="1/2: every second one, from the first")
+    parser.add_argument("--only", help="those of files whose path ends so")
+    given = parser.parse_args()
+    found = [each for each in mutants() if str(each.path).endswith(given.only or "")]
+    if given.sample is not None:
+        found = Random(given.draw).sample(found, min(given.sample, len(found)))
+    first, of = map(int, given.part.split("/"))
+    trials = Trials(found[first - 1 :: of], given.seeds)
+    options = ["-q", "-p", "no:cacheprovider", "-n0", f"--timeout={HANGS}"]
+    sys.exit(pytest.main([*options, *FOLDERS], plugins=[trials]))
+
+
+if __name__ == "__main__":
+    main()
