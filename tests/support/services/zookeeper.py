@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.ports import free_ports
+from tests.support.servers import freeze
 from tests.support.services import needs, program
 from tests.support.tied import start_tied
 
@@ -123,7 +124,8 @@ class ZooKeeper:
         self._process.send_signal(number)
 
     def freeze(self) -> None:
-        self.send_signal(signal.SIGSTOP)
+        assert self._process is not None
+        freeze(self._process)
 
     def thaw(self) -> None:
         self.send_signal(signal.SIGCONT)
