@@ -137,8 +137,8 @@ class Plan:
 
     @property
     def longest_lease(self) -> float:
-        extended = (job.extends_by for job in self.jobs if job.extends_by is not None)
-        return max(*(lock.settings.lease for lock in self.locks), *extended)
+        extended = [job.extends_by for job in self.jobs if job.extends_by is not None]
+        return max([*extended, *(lock.settings.lease for lock in self.locks)])
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
