@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.suite_mutants", description=__doc__)
     parser.add_argument("--sample", type=int, help="so many, drawn at random; without it: all")
     parser.add_argument("--draw", type=int, default=0, help="the seed of the sample")
-    parser.add_argument("--seeds", type=int, default=2, help="the hours of the simulation for each mutant")
+    parser.add_argument("--seeds", type=int, default=1, help="the seeds of the simulation for each mutant")
     parser.add_argument("--part", default="1/1", help="1/2: every second one, from the first")
     parser.add_argument("--only", help="those of files whose path ends so")
     given = parser.parse_args()
