@@ -86,11 +86,12 @@ def database_of(store: SQLStore) -> Any:
 
 
 async def listening_pid(store: SQLStore) -> int | None:
-    """The process of the server behind the connection that listens, in its only event loop; None: it has none now."""
+    """The process of the server behind the connection that listens, in its only event loop; None: it has none now, or
+    the client uses it."""
     listening = database_of(store).push._listening
     try:
         return None if listening is None else int(await listening.driver.fetchval("SELECT pg_backend_pid()"))
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
         return None
 
 
