@@ -124,15 +124,17 @@ def pair() -> Iterator[list[ZooKeeper]]:
 
 async def test_a_follower_without_its_leader_renews_nothing(pair: list[ZooKeeper], name: str) -> None:
     """It still answers reads until its `syncLimit` is over. A leader that it cannot reach may end the session
-    meanwhile, and another client may enter: so what the follower alone says extends no lease."""
+    meanwhile, and another client may enter: so what the follower alone says extends no lease, also of several that are
+    renewed together."""
     leader, follower = sorted(pair, key=lambda each: each.mode() != "leader")
     assert (leader.mode(), follower.mode()) == ("leader", "follower")
     url = url_of([follower], session_timeout=LIMIT)
     async with Redlock(url, lease=LIMIT, patience=LIMIT, node_timeout=1.0, connect_timeout=LIMIT / 2) as client:
-        lease = await client(name).acquire(timeout=None)
+        leases = [await client(f"{name}:{number}").acquire(timeout=None) for number in range(3)]
         leader.freeze()
-        with pytest.raises(QuorumUnavailable):
-            await lease.extend()
+        errors = await asyncio.gather(*(lease.extend() for lease in leases), return_exceptions=True)
+        assert {type(each) for each in errors} == {QuorumUnavailable}
         leader.thaw()
         async with asyncio.timeout(LIMIT):
-            await lease.release()
+            for lease in leases:
+                await lease.release()

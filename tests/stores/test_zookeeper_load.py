@@ -20,7 +20,7 @@ from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores import backlog
 from asynclock.stores.backlog import SLICE
-from asynclock.stores.zookeeper import ZooKeeperStore, node
+from asynclock.stores.zookeeper import ZooKeeperStore, node, pipeline
 from asynclock.stores.zookeeper.connection import SessionState
 from asynclock.stores.zookeeper.handler import Handler
 from asynclock.stores.zookeeper.pipeline import MOST, Answer, Inbox, Requests
@@ -30,7 +30,15 @@ from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, LONG, until
 from tests.support.zookeeper_clients import client_of
-from tests.support.zookeeper_probes import change, connection_of, contenders_of, held_thread, under_way
+from tests.support.zookeeper_probes import (
+    asked_by,
+    change,
+    connection_of,
+    contenders_of,
+    held_thread,
+    under_way,
+    watchers_of,
+)
 
 
 @pytest.fixture
@@ -131,6 +139,28 @@ async def test_f5_renewals_and_releases_overtake_a_burst(client: Redlock, name: 
         assert not any(task.done() for task in tasks)
         await asyncio.gather(*tasks)
     await leases[0].release()
+
+
+async def test_renewals_that_begin_together_share_a_sync(
+    client: Redlock, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves before all of them. Later ones join the next `sync` as long as that has not left either."""
+    monkeypatch.setattr(pipeline, "MOST", 5)
+    leases = [await client(f"{name}:{number}").acquire(timeout=None) for number in range(8)]
+    await until(lambda: watchers_of(client) == len(leases))  # it asks nothing more by itself
+    with held_thread(client):
+        tasks = [asyncio.create_task(lease.extend()) for lease in leases[:5]]
+        await until(lambda: len(asked_by(client)) >= 6)
+        for lease in leases[5:]:
+            before = len(asked_by(client))
+            tasks.append(asyncio.create_task(lease.extend()))
+            await until(lambda before=before: len(asked_by(client)) > before)
+            await asyncio.sleep(0)
+        assert asked_by(client) == ["Sync", *5 * ["Exists"], "Sync", *3 * ["Exists"]]
+    async with asyncio.timeout(LIMIT):
+        await asyncio.gather(*tasks)
+        for lease in leases:
+            await lease.release()
 
 
 async def test_f5_what_is_given_up_is_not_sent(client: Redlock, name: str) -> None:

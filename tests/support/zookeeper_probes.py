@@ -156,6 +156,14 @@ def under_way(client: Redlock) -> int:
     return len(kazoo._queue) + len(kazoo._pending)
 
 
+def asked_by(client: Redlock) -> list[str]:
+    """The requests that are not answered yet, in their order, each by its kind."""
+    connection = connection_of(client)
+    kazoo = connection._client
+    asked = [request for request, *_ in (*kazoo._pending, *kazoo._queue, *connection._requests._waiting)]
+    return [type(request).__name__ for request in asked]
+
+
 def holds_and_waits(client: Redlock) -> bool:
     """Whether a waiter for several names waits with its nodes."""
     return any(each.hold_and_wait is not None for each in contenders_of(client).values())

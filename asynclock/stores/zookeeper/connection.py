@@ -36,6 +36,7 @@ from kazoo.retry import KazooRetry
 from asynclock.stores.zookeeper.client import Client, permission_of
 from asynclock.stores.zookeeper.handler import Handler
 from asynclock.stores.zookeeper.pipeline import Inbox, Requests, for_each
+from asynclock.stores.zookeeper.syncs import Syncs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,6 +143,7 @@ class Connection:
         self._client.add_listener(self._told)
         self._inbox = Inbox(self._loop, self._is_abandoned)
         self._requests = Requests(self._loop, self._inbox, self._client.send)
+        self._syncs = Syncs(self._requests.ask)
 
     @property
     def trouble(self) -> Exception | None:
@@ -334,6 +336,15 @@ class Connection:
         """What the server says about a node; None: it does not exist."""
         stat = await self._ask(Exists(path, None))
         return None if stat is None else _stat(stat)
+
+    async def confirmed(self, paths: Sequence[str]) -> list[Stat | None]:
+        """The same of several nodes, as they are once the leader has answered a `sync` that left after this call."""
+        if self.state is not SessionState.CONNECTED:
+            raise ConnectionLoss
+        sync = await self._syncs.queued(paths[0])
+        stats = await asyncio.gather(*(self.exists(path) for path in paths))
+        await sync.answered()
+        return stats
 
     async def watch(self, path: str, callback: Callable[[], object]) -> bool:
         """Call it when a node changes, if its owner still has it. False: there is no such node. Then nothing watches

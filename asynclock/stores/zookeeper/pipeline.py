@@ -70,26 +70,29 @@ class Requests:
         self._inbox = inbox
         self._send = send
         self._under_way = 0
-        self._waiting: deque[tuple[Any, asyncio.Future[Any]]] = deque()
+        self._waiting: deque[tuple[Any, asyncio.Future[Any], Callable[[], object] | None]] = deque()
 
-    def ask(self, request: Any) -> asyncio.Future[Any]:
-        """Send it, in the order of the calls. Its answer, or an exception of kazoo."""
+    def ask(self, request: Any, leaves: Callable[[], object] | None = None) -> asyncio.Future[Any]:
+        """Send it, in the order of the calls. Its answer, or an exception of kazoo. `leaves` is called when kazoo gets
+        it, perhaps in this call; it is not if the connection is lost before."""
         future: asyncio.Future[Any] = self._loop.create_future()
         if self._under_way < MOST:
-            self._begin(request, future)
+            self._begin(request, future, leaves)
         else:
-            self._waiting.append((request, future))
+            self._waiting.append((request, future, leaves))
         return future
 
     def fail(self) -> None:
         """The connection is lost: those that wait fail at once, as kazoo fails those that are under way."""
         while self._waiting:
-            _, future = self._waiting.popleft()
+            _, future, _ = self._waiting.popleft()
             if not future.done():
                 future.set_exception(ConnectionLoss())
 
-    def _begin(self, request: Any, future: asyncio.Future[Any]) -> None:
+    def _begin(self, request: Any, future: asyncio.Future[Any], leaves: Callable[[], object] | None) -> None:
         self._under_way += 1
+        if leaves is not None:
+            leaves()
         answer = Answer(partial(self._inbox.put, self._end, future))
         try:
             self._send(request, answer)
@@ -110,9 +113,9 @@ class Requests:
         if isinstance(answer.error, ConnectionLoss):  # kazoo would keep the next ones until it is connected again
             self.fail()
         while self._waiting and self._under_way < MOST:
-            request, next_future = self._waiting.popleft()
+            request, next_future, leaves = self._waiting.popleft()
             if not next_future.done():  # else its task was cancelled
-                self._begin(request, next_future)
+                self._begin(request, next_future, leaves)
 
 
 class Answer:

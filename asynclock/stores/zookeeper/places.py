@@ -158,13 +158,10 @@ class Places:
     async def are_there(self, contender: Contender) -> bool:
         """Whether it has nodes, and they are there. The leader of the ensemble answers behind this: a hold is extended
         by it. A follower that is cut off from the leader answers reads for `syncLimit` ticks more, while the leader
-        ends the session. The requests are sent together, and the server answers the reads after the sync."""
+        ends the session."""
         if not contender.nodes:
             return False
-        servers = self.servers
-        _, *stats = await asyncio.gather(
-            servers.sync(contender.nodes[0].path), *(servers.exists(own.path) for own in contender.nodes)
-        )
+        stats = await self.servers.confirmed([own.path for own in contender.nodes])
         return all(
             stat is not None and stat.czxid == own.czxid for stat, own in zip(stats, contender.nodes, strict=True)
         )
