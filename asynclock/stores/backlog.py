@@ -2,14 +2,15 @@
 
 The rules:
 
-1. Ops that keep a lock or free it are urgent: they begin before those that ask for one. Within each of these two groups
-   ops begin in the order in which they were sent.
+1. Ops that keep a lock or free it are urgent: they begin before those that ask for one. An acquire is urgent, too, once
+   the store has granted the ticket of its id: the name is taken, and nobody works under it before the answer. Within
+   each of these two groups ops begin in the order in which they were sent, or became urgent.
 2. A release removes the acquire of its id that waits. If no op of that id ever began, the release need not be sent.
 3. The time that a node has for an op counts from when the op begins. The wait is bounded, too: for an acquire by its
    caller, which sends the release of rule 2 when its time is over; for a renewal by the lease; for the others by
    `_LONGEST_WAIT`. An op whose time is over is dropped, except for a release: a hold that nobody wants must end.
 4. An acquire does not begin if its caller would be gone before the answer comes. Else a queue that is longer than the
-   callers' timeouts would carry out nothing but acquires that are undone at once.
+   callers' timeouts would carry out nothing but acquires that are undone at once. One that was granted begins (rule 1).
 5. At most `LONGEST` ops that are not urgent wait. The others have no such limit: there are as many as there are holds.
 6. One of several nodes does not defer an op: its time counts from when it was sent, as at the other nodes.
 """
@@ -59,7 +60,9 @@ _WEIGHT = 0.1
 class Asked:
     """An op that was sent, and the handler of its answer."""
 
-    __slots__ = ("_timer", "deferred", "handler", "in_lane", "op", "passed_over", "until", "urgent", "waits")
+    __slots__ = (
+        "_timer", "deferred", "handler", "in_lane", "is_granted", "op", "passed_over", "until", "urgent", "waits",
+    )  # fmt: skip
 
     def __init__(self, op: Op, handler: ReplyHandler) -> None:
         self.op = op
@@ -68,6 +71,7 @@ class Asked:
         self.waits = False  # a failure in the queue goes to its handler
         self.in_lane = False  # it may begin
         self.deferred: Deferrable | None = None  # its handler, if its time counts from when it begins
+        self.is_granted = False  # the store has granted the ticket that it renews
         self.passed_over = False  # it was too late for it, and `dropped` was called
         self.until = math.inf  # it waits until then at most
         self._timer: Timer | None = None
@@ -162,6 +166,13 @@ class Backlog(Generic[_Asked]):
             self._lanes[0][asked] = None
         asked.urgent = True
 
+    def granted(self, id: str) -> None:
+        """The store has granted the ticket of that id. Its renewal is urgent if it waits here: until its answer comes,
+        its owner does not use the notice of the grant."""
+        if (asked := self._acquires.get(id)) is not None:
+            asked.is_granted = True
+            self.hurry(asked)
+
     # -- beginning -----------------------------------------------------------------------------------------------
 
     def begin_more(self) -> None:
@@ -201,7 +212,7 @@ class Backlog(Generic[_Asked]):
 
     def _is_too_late(self, asked: _Asked, now: float) -> bool:
         """Rule 4."""
-        if asked.op.verb is not ACQUIRE or asked.deferred is None:
+        if asked.op.verb is not ACQUIRE or asked.deferred is None or asked.is_granted:
             return False
         gives_up = asked.deferred.gives_up
         return gives_up - now < min(self._usual * _MARGIN, (gives_up - asked.handler.sent) * _MOST_MARGIN)

@@ -16,7 +16,7 @@ from kazoo.exceptions import ConnectionLoss
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.quorum.ballot import REFUSED, WON, Ballot
-from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Verb
+from asynclock.rules.model import ACQUIRE, EXTEND, PEEK, RELEASE, Op, Queueing, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores import backlog
 from asynclock.stores.backlog import SLICE
@@ -241,6 +241,57 @@ async def test_a_renewal_that_waited_until_its_hold_ended_holds_again(
         extend, release = ask(EXTEND), ask(RELEASE)
         await until(lambda: release.outcome is not None)
         assert extend.outcome is WON
+
+
+@pytest.mark.parametrize("how", ["while it waits", "before it was sent"])
+async def test_f5_a_waiter_that_was_granted_learns_it_before_others_ask(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its renewal waits in the queue of the client, and its owner for the answer: nobody works under the hold
+    meanwhile. It begins first, also if its owner gives up soon."""
+    clock = FakeClock()
+    store = Clocked(shared_zookeeper.url())
+    store.clock = clock
+    order: list[int] = []
+    async with (
+        Redlock(store, lease=30.0, connect_timeout=LIMIT / 2) as client,
+        client_of(shared_zookeeper) as other,
+        asyncio.timeout(LIMIT),
+    ):
+        held = await other(name).acquire(timeout=None)
+        assert await client(name).locked()  # it connects
+        (node_of_client,) = nodes_of(client)
+
+        def ask(verb: Verb, id: int, number: int = 0) -> Ballot:
+            op = Op(verb, MUTEX, name, f"{id:032x}|", 30.0, queueing=Queueing(number=number))
+            ballot = Ballot(op, 1, clock.now(), clock.now() + LONG, gives_up=clock.now() + 10.0)
+            ballot.when_settled(lambda _: order.append(id))
+            node_of_client.send(op, ballot)
+            return ballot
+
+        async def granted() -> None:
+            await held.release()
+            await until(lambda: not contenders_of(client))
+
+        first = ask(ACQUIRE, 1, number=1)
+        await until(lambda: first.outcome is REFUSED)
+        if how == "before it was sent":
+            await granted()
+        with monkeypatch.context() as patched:
+            patched.setattr(node, "MOST", 0)
+            looks = [ask(PEEK, other_id) for other_id in range(2, 12)]
+            renewal = ask(ACQUIRE, 1, number=2)
+            if how == "while it waits":
+                await granted()
+        queue_of(client).took(100 * LONG)  # the usual time of an acquire
+        clock.advance(6.0)
+        monkeypatch.setattr(node, "MOST", 1)
+        queue_of(client).begin_more()
+        await until(lambda: all(each.outcome is not None for each in [*looks, renewal]))
+        assert renewal.outcome is WON
+        assert order == [1, 1, *range(2, 12)]
+        release = ask(RELEASE, 1)
+        await until(lambda: release.outcome is not None)
 
 
 async def test_f5_all_requests_fail_with_the_connection(zookeeper_proxy: TcpProxy) -> None:

@@ -234,6 +234,8 @@ class ZooKeeperNode:
             self._begin_counted(asked)
         elif self._backlog.put(asked):
             self._backlog.ready(asked)
+            if contender is not None and contender.granted:  # by an op whose time was over: no notice tells that
+                self._backlog.granted(op.id)
 
     def _begin(self, asked: _Asked) -> asyncio.Task[None]:
         if asked.op.verb in AWAITED:
@@ -414,6 +416,8 @@ class ZooKeeperNode:
         for part in contender.parts if number == 0 else contender.parts[:1]:
             notice = Notice(contender.id[:ID_LENGTH], number, fence, name=part.name, broken=broken, expired=expired)
             self._listener.received(self._index, notice)
+        if fence:
+            self._backlog.granted(contender.id)
 
     # -- looks and operators -------------------------------------------------------------------------------------
 
