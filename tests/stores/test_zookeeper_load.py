@@ -163,6 +163,38 @@ async def test_renewals_that_begin_together_share_a_sync(
             await lease.release()
 
 
+async def test_renewals_whose_time_is_over_are_not_sent(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that wait for an earlier one of their hold, nor those that wait in the client: the next ones would
+    come after them. The error of the former says so."""
+    monkeypatch.setattr(pipeline, "MOST", 2)
+    clock = FakeClock()
+    store = Clocked(shared_zookeeper.url())
+    store.clock = clock
+    async with Redlock(store, lease=30.0, connect_timeout=LIMIT / 2) as client, asyncio.timeout(LIMIT):
+        leases = [await client(f"{name}:{each}").acquire(timeout=None) for each in "ab"]
+        await until(lambda: watchers_of(client) == len(leases))
+        with held_thread(client):
+            sent = asyncio.create_task(leases[0].extend())
+            await until(lambda: len(asked_by(client)) == 2)
+            late = [asyncio.create_task(each.extend()) for each in leases]
+            await until(lambda: len(asked_by(client)) == 4)
+            clock.advance(3.0)
+            errors = await asyncio.gather(sent, *late, return_exceptions=True)
+            last = [asyncio.create_task(each.extend()) for each in leases]
+            await until(lambda: len(asked_by(client)) >= 5)
+            await asyncio.sleep(0)
+            assert asked_by(client) == ["Sync", "Exists", "Sync", "Exists", "Exists"]
+        await asyncio.gather(*last)
+        says = ["did not answer", "an earlier request for the same lock, so this one was not sent", "did not answer"]
+        for error, what in zip(errors, says, strict=True):
+            assert isinstance(error, QuorumUnavailable)
+            assert what in str(error)
+        for lease in leases:
+            await lease.release()
+
+
 async def test_f5_what_is_given_up_is_not_sent(client: Redlock, name: str) -> None:
     """A caller whose time is over learns that its request did not leave this client. It is never sent."""
     async with client(name):

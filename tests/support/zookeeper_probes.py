@@ -160,8 +160,9 @@ def asked_by(client: Redlock) -> list[str]:
     """The requests that are not answered yet, in their order, each by its kind."""
     connection = connection_of(client)
     kazoo = connection._client
-    asked = [request for request, *_ in (*kazoo._pending, *kazoo._queue, *connection._requests._waiting)]
-    return [type(request).__name__ for request in asked]
+    sent = [request for request, *_ in (*kazoo._pending, *kazoo._queue)]
+    waiting = [request for request, future, _ in connection._requests._waiting if not future.done()]
+    return [type(request).__name__ for request in (*sent, *waiting)]
 
 
 def holds_and_waits(client: Redlock) -> bool:

@@ -64,7 +64,7 @@ _RECONNECTS = 6
 class _Asked(Asked):
     """An op, and what it asked for when it was sent. Its owner may change the op before it is carried out."""
 
-    __slots__ = ("contender", "due", "is_answered", "is_begun", "lease", "number", "tasks")
+    __slots__ = ("contender", "due", "is_answered", "is_begun", "lease", "number", "reading", "tasks", "waits_for_turn")
 
     def __init__(self, op: Op, contender: Contender | None, handler: ReplyHandler) -> None:
         super().__init__(op, handler)
@@ -72,6 +72,8 @@ class _Asked(Asked):
         self.is_begun = False  # its task has had its first step
         self.is_answered = False  # its handler has been called
         self.due: Timer | None = None  # when its time is over
+        self.waits_for_turn = False  # an earlier op of its contender has not ended
+        self.reading: asyncio.Task[Any] | None = None  # its task, while it writes nothing and may be cancelled
         self.number = op.queueing.number  # of the ticket; 0: none
         self.tasks = op.queueing.tasks
         self.lease = op.lease
@@ -300,8 +302,13 @@ class ZooKeeperNode:
         if late > LATE and not is_last:
             asked.due = self._clock.call_at(now + min(late, within), partial(self._overdue, asked, is_last=True))
             return
+        why = "did not answer"
+        if asked.waits_for_turn:
+            why = "has not answered an earlier request for the same lock, so this one was not sent"
         asked.is_answered = True
-        handler.fail(self._index, TimeoutError(f"{self.label} did not answer within {within:.3g} s"), maybe=True)
+        if asked.reading is not None:  # what it has not sent would delay the next renewals
+            asked.reading.cancel()
+        handler.fail(self._index, TimeoutError(f"{self.label} {why} within {within:.3g} s"), maybe=True)
 
     def _leave(self, asked: _Asked) -> None:
         """It needs its contender no more."""
@@ -333,11 +340,15 @@ class ZooKeeperNode:
                 raise ConfigError(f"{self.label}: a session cannot take over the node of another one")
         if contender is None:
             return Refused(None)
+        asked.waits_for_turn = True
         async with contender.turn:
-            if op.verb is Verb.EXTEND:
-                return await self._extend(contender, asked.handler.sent, asked.lease)
+            asked.waits_for_turn = False
             if op.verb is Verb.RELEASE:
                 return await self._release(contender)
+            if asked.is_answered:  # its time is over: a later op of its owner does the same
+                return Refused(None)
+            if op.verb is Verb.EXTEND:
+                return await self._extend(contender, asked)
             return await self._acquire(contender, asked)
 
     # -- acquire -------------------------------------------------------------------------------------------------
@@ -362,14 +373,17 @@ class ZooKeeperNode:
 
     # -- extend and release --------------------------------------------------------------------------------------
 
-    async def _extend(self, contender: Contender, sent: float, lease: float) -> Grant | Refused:
+    async def _extend(self, contender: Contender, asked: _Asked) -> Grant | Refused:
         if not contender.granted:
             return Refused(None)
-        if not await self._places.are_there(contender) or not contender.granted:
+        asked.reading = asyncio.current_task()
+        are_there = await self._places.are_there(contender)
+        asked.reading = None
+        if not are_there or not contender.granted:
             await self._places.delete(contender)  # of several names, the others
             return Refused(None)
-        if lease:
-            self.ends_at(contender, sent + lease)
+        if asked.lease:
+            self.ends_at(contender, asked.handler.sent + asked.lease)
         return contender.czxid, False
 
     async def _release(self, contender: Contender) -> Grant | Refused:
