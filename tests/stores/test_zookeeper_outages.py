@@ -20,13 +20,23 @@ from kazoo.client import KazooClient
 
 from asynclock import ConfigError, Lease, LockError, LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown
+from asynclock.quorum.ballot import UNREACHABLE, WON, Ballot
+from asynclock.rules.model import ACQUIRE, RELEASE, Op, Queueing, Verb
+from asynclock.rules.mutex import MUTEX
 from asynclock.stores.zookeeper.handler import Handler
+from tests.support.probes import nodes_of
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.still_clock import turns
-from tests.support.waiters import LIMIT, until
+from tests.support.waiters import LIMIT, reconnected, until
 from tests.support.zookeeper_clients import SHORT, SOON, behind, client_of
-from tests.support.zookeeper_probes import end_thread, end_thread_twice, thread_of
+from tests.support.zookeeper_probes import (
+    connection_of,
+    end_thread,
+    end_thread_twice,
+    thread_of,
+    zookeeper_session,
+)
 
 # -- the server ------------------------------------------------------------------------------------------------------
 
@@ -345,3 +355,79 @@ def test_a_loop_that_ended_without_a_close_keeps_nothing(shared_zookeeper: ZooKe
     thread.join(LIMIT)
     assert not thread.is_alive()
     time.sleep(max(0.0, lease.remaining))  # a lease that is dropped while held warns
+
+
+@pytest.mark.parametrize("how", ["asks again", "gives up"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_node_of_an_earlier_session_is_no_hold_of_this_one(
+    zookeeper_proxy: TcpProxy,
+    shared_zookeeper: ZooKeeper,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+) -> None:
+    """It was created, its reply was lost, and the thread of kazoo ended. The servers delete it when the earlier session
+    ends, while this client would renew it, and another one could enter. So the client deletes it."""
+    caplog.set_level(logging.CRITICAL, "asynclock.kazoo")
+    async with behind(zookeeper_proxy) as client, client_of(shared_zookeeper) as other, asyncio.timeout(LIMIT):
+        async with client(name):  # from now on the node of the name exists
+            pass
+        (node,), (earlier, _) = nodes_of(client), zookeeper_session(client) or (0, b"")
+        created, begun = zookeeper_proxy.request(b"m__lock__"), time.monotonic()
+
+        def ask(verb: Verb, number: int = 0) -> Ballot:
+            op = Op(verb, MUTEX, name, f"{1:032x}|", 30.0, queueing=Queueing(number=number))
+            ballot = Ballot(op, 1, begun, begun + LIMIT)
+            node.send(op, ballot)
+            return ballot
+
+        zookeeper_proxy.drop_replies = True
+        first = ask(ACQUIRE, number=1)
+        await created.wait()
+        while not (found := await connection_of(other).children(f"/locks/{name}")):
+            await asyncio.sleep(0.01)
+        back = asyncio.create_task(reconnected(node))
+        end_thread(client)
+        zookeeper_proxy.drop_replies = False
+        looking = asyncio.create_task(client.inspect(name))  # it wakes the thread
+        await back
+        await asyncio.gather(looking, return_exceptions=True)
+        await until(lambda: first.outcome is not None)
+        again = ask(ACQUIRE if how == "asks again" else RELEASE, number=2)
+        await until(lambda: again.outcome is not None)
+        left = await connection_of(other).children(f"/locks/{name}")
+        assert not {*left} & {*found}
+        stats = [await connection_of(other).exists(f"/locks/{name}/{each}") for each in left]
+        now, _ = zookeeper_session(client) or (0, b"")
+        assert now != earlier
+        assert [stat.owner for stat in stats] == ([now] if how == "asks again" else [])
+        if how == "asks again":
+            assert again.outcome is WON
+            release = ask(RELEASE)
+            await until(lambda: release.outcome is not None)
+
+
+async def test_a_create_of_a_session_that_ended_meanwhile_is_no_hold(
+    zookeeper_proxy: TcpProxy, shared_zookeeper: ZooKeeper, name: str
+) -> None:
+    """Its answer comes together with the end of the session, after which the client forgets all nodes. It does not
+    count this one either."""
+    async with behind(zookeeper_proxy) as client, asyncio.timeout(LIMIT):
+        async with client(name):  # from now on the node of the name exists
+            pass
+        (node,), connection, now = nodes_of(client), connection_of(client), time.monotonic()
+        created, session = zookeeper_proxy.request(b"m__lock__"), connection.session
+        op = Op(ACQUIRE, MUTEX, name, f"{1:032x}|", 30.0, queueing=Queueing(number=1))
+        ballot = Ballot(op, 1, now, now + LIMIT)
+        zookeeper_proxy.hold_replies()
+        node.send(op, ballot)
+        await created.wait()
+        connection.session = 0
+        zookeeper_proxy.let_go()
+        await until(lambda: ballot.outcome is not None)
+        assert ballot.outcome is UNREACHABLE
+        connection.session = session
+        release = Ballot(Op(RELEASE, MUTEX, name, op.id, 30.0), 1, now, now + LIMIT)
+        node.send(release.op, release)
+        await until(lambda: release.outcome is not None)
+        assert not await connection.children(f"/locks/{name}")

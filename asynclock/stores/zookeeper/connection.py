@@ -117,7 +117,7 @@ class Connection:
     ) -> None:
         self.state = SessionState.CONNECTING
         self.timeout = 0.0  # of the session, as the server gave it; seconds
-        self.session = 0
+        self.session = 0  # 0: the last one has ended, and there is no other one yet
         self._loop = asyncio.get_running_loop()
         self._changed = changed
         self._lost = lost
@@ -254,6 +254,7 @@ class Connection:
             self._watches.clear()  # kazoo has none any more
             self._requests.fail()
         if state == KazooState.LOST:
+            self.session = 0
             self._lost()
             if self._client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
                 self._restart()
@@ -331,6 +332,11 @@ class Connection:
         except NoNodeError:
             return False
         return True
+
+    def owns(self, stat: Stat) -> bool:
+        """Whether a node belongs to the session that there is now. One of an earlier session ends with that one: the
+        servers may have it still, if kazoo has given that session up."""
+        return stat.owner != 0 and stat.owner == self.session
 
     async def exists(self, path: str) -> Stat | None:
         """What the server says about a node; None: it does not exist."""

@@ -11,7 +11,8 @@ The rules:
 3. A node that is to be deleted, and could not be, is deleted when the connection is back. The session lives on, and
    would keep it.
 4. An expired session has no nodes any more. All its holds are lost, and the next session does not bring them back: a
-   hold is known by the transaction that created its node.
+   hold is known by the transaction that created its node. Where kazoo has given a session up that the servers still
+   have, its nodes are nobody's: they end with it, although this client would go on.
 5. A hold that is not extended in time is deleted by its own client, since the session lives on.
 6. Several names are one transaction. A refused attempt deletes all its nodes, and leaves a ticket at the name that
    refused it, which is in nobody's way. Each waiter with a ticket watches the ticket before its own.

@@ -111,6 +111,7 @@ class Places:
             else:
                 if len(nodes) > 1:  # still doubtful: if an operator deleted the first one, the others are there
                     stat = await self._stat(paths[0])
+                self._check_session(contender, stat)
                 contender.doubtful = False
                 contender.keep(paths, stat.czxid)
                 return
@@ -130,28 +131,35 @@ class Places:
         prefix = ticket_prefix_of(self._layout, contender.id, closes=closes)
         contender.doubtful = True
         path, stat = await self.servers.create(f"{self.path(part.name)}/{prefix}", contender.data_at(part))
+        self._check_session(contender, stat)
         contender.doubtful = False
         contender.ticket = Own(path, path.rpartition("/")[2], stat.czxid, part, closes)
 
     async def find(self, contender: Contender) -> None:
-        """Find the nodes of a create without a reply."""
+        """Find the nodes of a create without a reply. Those of an earlier session are deleted: they end with that one,
+        and would be in the way until then. A mark of `once` belongs to no session, and stays."""
         if not contender.doubtful or contender.nodes:
             return
-        found: list[str] = []
+        nodes, others, stat = list[str](), list[str](), None
         for part in contender.parts:
             path = self.path(part.name)
             await self.servers.sync(path)
             random = random_of(self._layout, contender.id)
-            found += [f"{path}/{name}" for name in await self.servers.children(path) if name.startswith(random)]
-        nodes = [path for path in found if not tickets_of(self._layout, [path.rpartition("/")[2]])]
-        if len(nodes) < len(contender.parts):  # an operator deleted one of them
-            nodes = []
-        for path in found:
-            if path not in nodes:
-                await self.servers.delete(path)
+            for name in await self.servers.children(path):
+                if not name.startswith(random) or (found := await self.servers.exists(f"{path}/{name}")) is None:
+                    continue
+                if self.servers.owns(found) and not tickets_of(self._layout, [name]):
+                    nodes.append(f"{path}/{name}")
+                    stat = found
+                elif found.owner:
+                    others.append(f"{path}/{name}")
+        if len(nodes) != len(contender.parts):  # an operator deleted one of them
+            others, nodes = [*others, *nodes], []
+        for path in others:
+            await self.servers.delete(path)
         contender.ticket = None
-        if nodes:  # one transaction created all of them
-            stat = await self._stat(nodes[0])
+        if nodes and stat is not None:  # one transaction created all of them
+            self._check_session(contender, stat)
             contender.keep(nodes, stat.czxid)
         contender.doubtful = False
 
@@ -210,6 +218,13 @@ class Places:
         if contender.ticket is not None:
             await self.servers.delete(contender.ticket.path)
             contender.ticket = None
+
+    def _check_session(self, contender: Contender, stat: Stat) -> None:
+        """Raise SessionExpiredError if a new node belongs to a session that has ended while its answer was on its way.
+        The servers may still have it: `find` deletes it."""
+        if not self.servers.owns(stat):
+            contender.doubtful = True
+            raise SessionExpiredError("the session of this attempt has expired")
 
     async def _stat(self, path: str) -> Stat:
         stat = await self.servers.exists(path)
