@@ -21,7 +21,9 @@ from asynclock.stores.zookeeper.layout import (
     escaped,
     holders,
     is_of,
+    is_ordered,
     obstacle,
+    place_of,
     prefix_of,
     queue_of,
     ticket_prefix_of,
@@ -97,6 +99,30 @@ def test_a_lock_of_kazoo_may_be_a_mutex_or_a_writer() -> None:
     """But no semaphore."""
     (child,) = queue_of(Layout.KAZOO, [f"{RANDOM}__lock__0000000003"])
     assert [is_of(child, kind) for kind in KINDS] == [True, True, True, False]
+
+
+WRAPPED = ["2147483646", "2147483647", "-2147483648", "-1234567890", "-123456789", "-000000001"]
+"""As the servers number the nodes of one name in turn, if they count on after 2^31 - 1."""
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_numbers_after_2_to_the_31_come_after_all_others(layout: Layout) -> None:
+    """They are negative, and have one or two signs more than their digits. A waiter must not overtake the holder."""
+    names = [f"{prefix_of(layout, RANDOM, MUTEX)}{each}" for each in WRAPPED]
+    assert [child.name for child in queue_of(layout, reversed(names))] == names
+    assert [is_ordered(place_of(name)) for name in names] == [True, *[False] * 5]
+    tickets = [f"{ticket_prefix_of(layout, RANDOM)}{each}" for each in WRAPPED]
+    assert [child.name for child in tickets_of(layout, reversed(tickets))] == tickets
+    assert [child.number for child in queue_of(layout, names)] == [place_of(name) for name in names]
+
+
+@pytest.mark.parametrize("number", ["123456789", "12345678901", "-12345678901", "+123456789", "٠١٢٣٤٥٦٧٨٩", "9" * 5000])
+@pytest.mark.parametrize("layout", list(Layout))
+def test_f11_a_number_that_no_server_gives_is_no_place(layout: Layout, number: str) -> None:
+    """Another program may create any node."""
+    assert not queue_of(layout, [f"{prefix_of(layout, RANDOM, MUTEX)}{number}"])
+    assert not tickets_of(layout, [f"{ticket_prefix_of(layout, RANDOM)}{number}"])
+    assert not is_ordered(place_of(f"{prefix_of(layout, RANDOM, MUTEX)}{number}"))
 
 
 def children(letters: str) -> list[Any]:

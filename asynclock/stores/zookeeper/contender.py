@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._untrusted import number_of
 from asynclock.rules.model import DONE, Part, parts_of
+from asynclock.stores.zookeeper.layout import is_ordered, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,12 @@ class Own(NamedTuple):
     @property
     def number(self) -> int:
         """Its place in the order of the queue."""
-        return int(self.name[-10:])
+        return place_of(self.name)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether that place says who came before it."""
+        return is_ordered(self.number)
 
 
 class HoldAndWait:

@@ -18,10 +18,15 @@ the recipes of kazoo do not see it, and those of Curator sort it behind all othe
 
 `random` are the 32 hexadecimal digits of an id of asynclock; `uuid` is the same, written as a UUID. By them a client
 finds the node of a create whose reply was lost. `mark` names the kind: m, w, r, or s with the number of permits; d is
-the mark of a name of which a run of `once` has returned. The nodes of kazoo and of Curator have none. The number has
-ten digits.
+the mark of a name of which a run of `once` has returned. The nodes of kazoo and of Curator have none.
 
-Sources: kazoo/recipe/lock.py; Curator's StandardLockInternalsDriver, InterProcessReadWriteLock and ProtectedUtils.
+The number is the cversion of the lock's node, an int of 32 bits with its sign, with ten digits ("%010d" of Java). It
+ends with 2^31 - 1. A server of version 3.8 gives this number to each later node, and negative ones to nodes that it
+creates at the same time; an older one counts on through the negative numbers. So they say nothing of the order. In this
+module they come after all others, and nobody holds a lock by one (`is_ordered`).
+
+Sources: kazoo/recipe/lock.py; Curator's StandardLockInternalsDriver, InterProcessReadWriteLock and ProtectedUtils;
+ZooKeeper's PrepRequestProcessor and DataTree.createNode, which sets a cversion only if it is greater.
 """
 
 from __future__ import annotations
@@ -58,16 +63,31 @@ _WORDS = {
 """The word before the number, by the letter of a kind."""
 
 
+_NUMBER = "[0-9]{10}|-[0-9]{9,10}"
+
+_LAST = 2**31 - 1
+
+
+def _place(number: str) -> int:
+    """The place in the order of a lock of the node with that number."""
+    return int(number) + (2**32 if number.startswith("-") else 0)
+
+
+def is_ordered(place: int) -> bool:
+    """Whether all nodes that came before it have places before it."""
+    return place < _LAST
+
+
 def knows(letter: str) -> bool:
     """Whether the layouts have nodes for the kind with this letter."""
     return all(letter in words for words in _WORDS.values())
 
 
 _OURS = {
-    Layout.KAZOO: re.compile(r"([0-9a-f]{32})([mwrd]|s[0-9]{1,5})(?:__lock__|__rlock__|__sem__)(-?[0-9]{10})"),
+    Layout.KAZOO: re.compile(rf"([0-9a-f]{{32}})([mwrd]|s[0-9]{{1,5}})(?:__lock__|__rlock__|__sem__)({_NUMBER})"),
     Layout.CURATOR: re.compile(
         r"_c_([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-([mwrd]|s[0-9]{1,5})"
-        r"-(?:lock-|__WRIT__|__READ__|sem-)(-?[0-9]{10})"
+        rf"-(?:lock-|__WRIT__|__READ__|sem-)({_NUMBER})"
     ),
 }
 
@@ -75,13 +95,16 @@ _TICKETS = {Layout.KAZOO: "__wait__", Layout.CURATOR: "-wait-"}
 _CLOSING_TICKETS = {Layout.KAZOO: "__next__", Layout.CURATOR: "-next-"}
 
 _TICKET = {
-    Layout.KAZOO: re.compile(r"([0-9a-f]{32})__(wait|next)__(-?[0-9]{10})"),
-    Layout.CURATOR: re.compile(r"_c_([0-9a-f-]{36})-(wait|next)-(-?[0-9]{10})"),
+    Layout.KAZOO: re.compile(rf"([0-9a-f]{{32}})__(wait|next)__({_NUMBER})"),
+    Layout.CURATOR: re.compile(rf"_c_([0-9a-f-]{{36}})-(wait|next)-({_NUMBER})"),
 }
 
+_END = re.compile(rf"[_-]({_NUMBER})\Z")
+"""Of the name of each of these nodes: the word before the number ends so."""
+
 _THEIRS = {
-    Layout.KAZOO: re.compile(r"(__lock__|__rlock__)(-?[0-9]{10})$"),
-    Layout.CURATOR: re.compile(r"(lock-|__WRIT__|__READ__)(-?[0-9]{10})$"),
+    Layout.KAZOO: re.compile(rf"(__lock__|__rlock__)({_NUMBER})\Z"),
+    Layout.CURATOR: re.compile(rf"(lock-|__WRIT__|__READ__)({_NUMBER})\Z"),
 }
 
 _THEIR_LETTERS = {"__lock__": "x", "__rlock__": "r", "lock-": "", "__WRIT__": "w", "__READ__": "r"}
@@ -150,10 +173,16 @@ def ticket_prefix_of(layout: Layout, id: str, *, closes: bool = False) -> str:
     return f"{random_of(layout, id)}{(_CLOSING_TICKETS if closes else _TICKETS)[layout]}"
 
 
+def place_of(name: str) -> int:
+    """The place in the order of its lock of a node that this client has created."""
+    found = _END.search(name)
+    return _LAST if found is None else _place(found[1])
+
+
 def tickets_of(layout: Layout, names: Iterable[str]) -> list[Child]:
     """The tickets at a lock, in order."""
     return sorted(
-        Child(int(found[3]), name, "", random=found[1].replace("-", ""), closes=found[2] == "next")
+        Child(_place(found[3]), name, "", random=found[1].replace("-", ""), closes=found[2] == "next")
         for name in names
         if (found := _TICKET[layout].fullmatch(name))
     )
@@ -179,9 +208,9 @@ def _child(layout: Layout, name: str) -> Child | None:
     if ours := _OURS[layout].fullmatch(name):
         mark = ours[2]
         letter = "" if mark in ("m", "d") else mark[0]
-        return Child(int(ours[3]), name, letter, int(mark[1:] or 0), ours[1].replace("-", ""))
+        return Child(_place(ours[3]), name, letter, int(mark[1:] or 0), ours[1].replace("-", ""))
     if theirs := _THEIRS[layout].search(name):
-        return Child(int(theirs[2]), name, _THEIR_LETTERS[theirs[1]])
+        return Child(_place(theirs[2]), name, _THEIR_LETTERS[theirs[1]])
     return None
 
 

@@ -7,7 +7,7 @@ import math
 import secrets
 from typing import TYPE_CHECKING
 
-from kazoo.exceptions import NoNodeError, SessionExpiredError
+from kazoo.exceptions import NoNodeError, NotEmptyError, SessionExpiredError
 
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.port import Refused
@@ -114,7 +114,23 @@ class Places:
                 self._check_session(contender, stat)
                 contender.doubtful = False
                 contender.keep(paths, stat.czxid)
-                return
+                if not (unordered := [own.part for own in contender.nodes if not own.is_ordered]):
+                    return
+                await self.delete(contender)
+                for part in unordered:
+                    await self._number_anew(part)
+
+    async def _number_anew(self, part: Part) -> None:
+        """Delete the node of a lock whose numbers have ended: those of the next one begin with 0. The servers delete it
+        only while it has no children, so nobody holds the lock or waits for it."""
+        path = self.path(part.name)
+        try:
+            await self.servers.delete(path)
+        except NotEmptyError:
+            raise ConnectionError(
+                f"{self._settings.label}: the servers have numbered 2^31 nodes of {path}, and cannot say the order of "
+                "more. They begin with 0 again once nobody holds the lock or waits for it"
+            ) from None
 
     async def tell_tasks(self, contender: Contender, tasks: int) -> None:
         """So many tasks of this process wait now: for the look of an operator."""

@@ -125,7 +125,7 @@ class Turns:
         for part, own, names in zip(contender.parts, contender.nodes, known, strict=True):
             queue = queue_of(self._layout, names)
             rank = next((rank for rank, child in enumerate(queue) if child.name == own.name), None)
-            if rank is None:
+            if rank is None or not own.is_ordered:  # the latter if it could not be deleted when it was created
                 await self._places.delete(contender)
                 raise SessionExpiredError("the node of this attempt is gone")
             try:
