@@ -165,6 +165,12 @@ def asked_by(client: Redlock) -> list[str]:
     return [type(request).__name__ for request in (*sent, *waiting)]
 
 
+def ask(client: Redlock, request: object) -> asyncio.Future[Any]:
+    """Send a request as it is."""
+    answer: asyncio.Future[Any] = connection_of(client)._requests.ask(request)
+    return answer
+
+
 def holds_and_waits(client: Redlock) -> bool:
     """Whether a waiter for several names waits with its nodes."""
     return any(each.hold_and_wait is not None for each in contenders_of(client).values())

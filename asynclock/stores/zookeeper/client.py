@@ -1,6 +1,6 @@
-"""kazoo's client, to which requests are given as they are; the one request that it lacks: to create a node that the
-servers delete after a time; and lookups of host names that do not block its thread for as long as a name server is
-silent."""
+"""kazoo's client, to which requests are given as they are; the requests that it lacks: to create a node that the
+servers delete after a time, and to end a watch; and lookups of host names that do not block its thread for as long as a
+name server is silent."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import EXCEPTIONS, ZookeeperError
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import CloseInstance, Create, Create2, Delete, GetChildren, GetData, SetData
 from kazoo.security import OPEN_ACL_UNSAFE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asynclock.stores.zookeeper.pipeline import Answer
 
@@ -43,6 +44,33 @@ class CreateTTL:
     @staticmethod
     def deserialize(data: bytes, offset: int) -> Any:
         return Create2.deserialize(data, offset)
+
+
+class _NoWatcherError(ZookeeperError):  # type: ignore[misc]
+    """The server has no such watch: it has fired."""
+
+
+EXCEPTIONS.setdefault(-121, _NoWatcherError)  # kazoo 2.10 lacks it, and its thread ends by an error without a class
+
+
+class RemoveWatches:
+    """Its message (RemoveWatchesRequest of zookeeper.jute). The answer says nothing. `removed` is called in the thread
+    of kazoo if the server had the watch."""
+
+    type = 18
+
+    def __init__(self, path: str, removed: Callable[[], object], *, children: bool) -> None:
+        self.path = path
+        self._removed = removed
+        self._kind = 1 if children else 2  # WatcherType of ZooKeeper: of the children, of the data
+
+    def serialize(self) -> bytes:
+        path = self.path.encode()
+        return struct.pack(f">i{len(path)}si", len(path), path, self._kind)
+
+    def deserialize(self, data: bytes, offset: int) -> None:
+        del data, offset
+        self._removed()
 
 
 _PERMISSIONS = (
@@ -93,6 +121,19 @@ class Client(KazooClient):  # type: ignore[misc]
     def send(self, request: Any, answer: Answer) -> None:
         """Send a request. What its methods would do besides, they do in the thread of kazoo."""
         self._call(request, answer)
+
+    def unwatch(self, path: str, watcher: object, *, children: bool) -> RemoveWatches:
+        """The request that ends a watch. With its answer kazoo drops the watcher: in its own thread, which also adds
+        watchers with the answers of requests."""
+
+        def removed() -> None:
+            known = self._child_watchers if children else self._data_watchers
+            if (watchers := known.get(path)) is not None:
+                watchers.discard(watcher)
+                if not watchers:
+                    del known[path]
+
+        return RemoveWatches(path, removed, children=children)
 
     @property
     def runs(self) -> bool:

@@ -17,7 +17,9 @@ import logging
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kazoo.exceptions import (
@@ -64,6 +66,10 @@ _CLOSE = 0.5
 """Seconds for which a close waits for the server, and then for kazoo's threads. The session ends by its timeout."""
 
 
+_LOOKED_AT = 2
+"""With each new watch the client looks at so many old ones. So the watches that nobody needs are about as many as the
+others, at most."""
+
 NOT_GIVEN = (RuntimeError, OSError)
 """The system gives no thread, or no file for the pipe that wakes it."""
 
@@ -96,8 +102,8 @@ class Stat(NamedTuple):
 
 
 class Watch:
-    """On one node, or on its children. kazoo keeps each watcher until the node changes, which can be weeks, so all
-    callbacks share one. Their owners keep them: a waiter that has given up leaves nothing here."""
+    """On one node, or on its children, for all callbacks. Their owners keep them, so a waiter that has given up leaves
+    none here. A watch without callbacks is removed after others were made: its node may not change for weeks."""
 
     def __init__(self, fire: Callable[[Watch], object]) -> None:
         self.callbacks: weakref.WeakSet[Callable[[], object]] = weakref.WeakSet()
@@ -126,7 +132,7 @@ class Connection:
         again = address.session_timeout / max(_ATTEMPTS, 2 * (address.hosts.count(",") + 1))
         self._closing = False
         self._starting: threading.Thread | None = None  # it starts kazoo again
-        self._watches: dict[tuple[str, bool], Watch] = {}  # by path; True: of its children
+        self._watches: OrderedDict[tuple[str, bool], Watch] = OrderedDict()  # by path; True: of its children
         self._handler = Handler(max(limit, again), again, address.session_timeout, self._greeted, self._is_abandoned)
         retry = KazooRetry(
             max_tries=-1, delay=0.02, backoff=2, max_delay=min(1.0, address.session_timeout / 10), sleep_func=time.sleep
@@ -267,9 +273,25 @@ class Connection:
         key = path, children
         watch = self._watches.get(key)
         if watch is None:
+            self._remove_unused()
             watch = self._watches[key] = Watch(lambda fired: self._inbox.put(self._fired, key, fired))
         watch.callbacks.add(callback)
         return watch
+
+    def _remove_unused(self) -> None:
+        """Look at the watches that were not looked at for longest, and remove those that nobody needs. A later watch of
+        the same node is another one, and its request comes after this one."""
+        for key in list(islice(self._watches, _LOOKED_AT)):
+            if (watch := self._watches[key]).callbacks:
+                self._watches.move_to_end(key)
+                continue
+            del self._watches[key]
+            if self.state is SessionState.CONNECTED:  # else neither kazoo nor a server has it
+                path, children = key
+                removing = self._requests.ask(self._client.unwatch(path, watch, children=children))
+                removing.add_done_callback(
+                    lambda done: done.exception()
+                )  # it may have fired, or the connection is lost
 
     def _fired(self, key: tuple[str, bool], watch: Watch) -> None:
         if self._watches.get(key) is watch:
@@ -372,6 +394,8 @@ class Connection:
         try:
             found: list[str] = await self._ask(GetChildren(path, watcher))
         except NoNodeError:
+            if watcher is not None:
+                self._watches.pop((path, True), None)
             return []
         return found
 
