@@ -35,6 +35,7 @@ from tests.support.zookeeper_probes import (
     change,
     connection_of,
     contenders_of,
+    expire,
     held_thread,
     under_way,
     watchers_of,
@@ -409,3 +410,22 @@ async def test_many_holds_after_a_reconnect(shared_zookeeper: ZooKeeper, name: s
         async with asyncio.timeout(LIMIT):
             await asyncio.gather(*(lease.extend() for lease in held))
             await asyncio.gather(*(lease.release() for lease in held))
+
+
+async def test_many_holds_of_an_expired_session(
+    shared_zookeeper: ZooKeeper, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of them are lost in each turn of the loop. Until all are, the next session does not count as connected: a
+    hold of the expired one must not be found in it."""
+    monkeypatch.setattr(pipeline, "SLICE", 3)
+    async with client_of(shared_zookeeper) as client:
+        (node_of_client,) = nodes_of(client)
+        leases = [await client(f"{name}:{number}").acquire(timeout=None) for number in range(10)]
+        expire(client)
+        change(client, SessionState.CONNECTING)
+        change(client, SessionState.CONNECTED)
+        lost = [sum(not lease.held for lease in leases)]
+        while node_of_client.error is not None:
+            await asyncio.sleep(0)
+            lost.append(sum(not lease.held for lease in leases))
+        assert lost == [3, 6, 9, 10]

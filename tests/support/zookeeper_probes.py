@@ -62,6 +62,12 @@ def change(client: Redlock, state: SessionState) -> None:
     node._changed(state)
 
 
+def expire(client: Redlock) -> None:
+    """As if kazoo had told that the session has expired. The servers know nothing of that."""
+    (node,) = nodes_of(client)
+    node._session_expired()
+
+
 def asks(client: Redlock) -> bool:
     """Whether an op waits for the answer of the servers."""
     (node,) = nodes_of(client)

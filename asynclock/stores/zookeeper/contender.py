@@ -70,8 +70,8 @@ class Contender:
 
     __slots__ = (
         "czxid", "doubtful", "ends", "given_up", "granted", "has_ended", "hold_and_wait", "id", "is_followed", "lease",
-        "name", "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "tasks", "ticket", "turn", "users",
-        "waits", "watch", "watcher",
+        "looked_at", "name", "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "tasks", "ticket",
+        "turn", "users", "waits", "watch", "watcher",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -98,6 +98,7 @@ class Contender:
         self.sent = 0.0  # when that was sent
         self.tasks = op.queueing.tasks  # of this process that wait for the name, as its data say
         self.ends = math.inf  # when the hold ends, unless it is extended
+        self.looked_at = math.inf  # when `Expiry` looks whether it has ended; math.inf: it does not
         self.watch = 0  # of several watches only the last one counts
         self.watcher: Callable[[], object] | None = None  # its callback, which the connection does not keep
 

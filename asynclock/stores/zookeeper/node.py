@@ -105,9 +105,8 @@ class ZooKeeperNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ops: set[asyncio.Task[None]] = set()  # those of `_tasks` that answer an op
         self._last_deadline = -math.inf
-        self._expiry = Expiry(
-            config.clock, lambda: list(self._contenders.values()), lambda ended: self.spawn(self._expire(ended))
-        )
+        self._expiry = Expiry(config.clock, self._contenders.get, lambda ended: self.spawn(self._expire(ended)))
+        self._forgetting = 0  # expired sessions of which not all contenders are forgotten
         self._reconnects: Timer | None = None
         self._up: asyncio.Event | None = None
         self._connection: Connection | None = None
@@ -153,6 +152,8 @@ class ZooKeeperNode:
             return
         if self._reconnects is not None:
             self._reconnects.cancel()
+        if state is SessionState.CONNECTED and self._forgetting:
+            return
         if state is not SessionState.CONNECTED:
             if state is SessionState.SUSPENDED:  # another server may answer at once
                 self.error = Reconnecting(str(self._trouble("is disconnected")))
@@ -190,19 +191,24 @@ class ZooKeeperNode:
             self._reports.down(self.error)
 
     def _session_expired(self) -> None:
-        """Rule 4."""
-        if self._closed:
-            return
-        contenders = list(self._contenders.values())
-        held = [contender for contender in contenders if contender.granted]
-        for contender in contenders:
-            contender.forget()
-            self._drop(contender)
-        for_each(self._has_expired, held)
-
-    def _has_expired(self, contender: Contender) -> None:
+        """Rule 4. There may be many contenders, so they are forgotten in slices. Until all are, the next session does
+        not count as connected: no op finds what was in this one."""
         if not self._closed:
+            self._forgetting += 1
+            for_each(self._forget, list(self._contenders.values()), self._is_forgotten)
+
+    def _forget(self, contender: Contender) -> None:
+        """The session of its nodes has expired."""
+        granted = contender.granted
+        contender.forget()
+        self._drop(contender)
+        if granted and not self._closed:
             self.notify(contender, expired=True)
+
+    def _is_forgotten(self) -> None:
+        self._forgetting -= 1
+        if self._connection is not None and self._connection.state is SessionState.CONNECTED:
+            self._changed(SessionState.CONNECTED)
 
     def _drop(self, contender: Contender) -> None:
         """Forget a contender of which nothing is at the servers, once no op needs it."""

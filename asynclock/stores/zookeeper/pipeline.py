@@ -17,7 +17,7 @@ from kazoo.exceptions import ConnectionLoss
 from asynclock.stores.backlog import SLICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 MOST = 100
 """Requests under way: more do not make a server faster, and only add to the wait of those that are sent later."""
@@ -26,12 +26,17 @@ MOST = 100
 _Item = TypeVar("_Item")
 
 
-def for_each(act: Callable[[_Item], object], items: list[_Item]) -> None:
-    """Some of them in each turn of the loop."""
-    for item in items[:SLICE]:
+def for_each(
+    act: Callable[[_Item], object], items: Sequence[_Item], then: Callable[[], object] | None = None, *, begin: int = 0
+) -> None:
+    """Some of them in each turn of the loop, and `then` after the last one."""
+    end = begin + SLICE
+    for item in items[begin:end]:
         act(item)
-    if left := items[SLICE:]:
-        asyncio.get_running_loop().call_soon(for_each, act, left)
+    if end < len(items):
+        asyncio.get_running_loop().call_soon(partial(for_each, act, items, then, begin=end))
+    elif then is not None:
+        then()
 
 
 class Inbox:
