@@ -14,6 +14,7 @@ from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import Use, Wish
 from asynclock.stores.zookeeper import ZooKeeperStore
+from asynclock.stores.zookeeper.contender import data_of, read
 from asynclock.stores.zookeeper.layout import (
     Child,
     Layout,
@@ -22,6 +23,7 @@ from asynclock.stores.zookeeper.layout import (
     holders,
     is_of,
     is_ordered,
+    may_wait,
     obstacle,
     place_of,
     prefix_of,
@@ -195,6 +197,39 @@ def test_the_first_waiter_for_a_permit_watches_all_children() -> None:
 )
 def test_who_holds(queue: str, inside: list[int]) -> None:
     assert [child.number for child in holders(children(queue))] == inside
+
+
+@pytest.mark.parametrize(
+    ("queue", "uncertain"),
+    [
+        ("333", ""),
+        ("155", "0"),
+        ("1", ""),
+        ("51", ""),
+        ("25", ""),
+        ("255", "0"),
+        ("3555", "0"),
+        ("15553", "0"),
+        ("mrr", ""),
+    ],
+)
+def test_who_may_wait_in_the_place_of_a_holder(queue: str, uncertain: str) -> None:
+    """As many as its own number may hold the name behind it. The last one in such a place waits for none."""
+    found = children(queue)
+    assert may_wait(found) == {found[int(each)].name for each in uncertain}
+    for rank, child in enumerate(found):
+        if rank < child.permits:  # as each of them finds it
+            waits = obstacle(found[:rank], Semaphore(child.permits), found[rank + 1 :]) is not None
+            assert waits == (child.name in may_wait(found))
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_data_of_a_node_are_read_back(tasks: int, waits: bool) -> None:
+    """Those of other programs say nothing."""
+    assert read(data_of(f"{RANDOM}|x", tasks, waits=waits)) == (f"{RANDOM}|x", tasks, waits)
+    assert read(None) == ("", 1, False)
+    assert read(b"\xff\x00two\x00waits\x00") == ("\ufffd", 1, False)
 
 
 class Letter(str):

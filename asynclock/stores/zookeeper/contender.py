@@ -16,8 +16,14 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Op
 
 
-def data_of(id: str, tasks: int) -> bytes:
-    """The data of a node: the id, and the number of tasks if it is more than one."""
+_WAITS = "waits"
+
+
+def data_of(id: str, tasks: int, *, waits: bool = False) -> bytes:
+    """The data of a node: the id; the number of tasks if it is more than one; and whether it waits where its place does
+    not say that."""
+    if waits:
+        return f"{id}\0{tasks}\0{_WAITS}".encode()
     return (f"{id}\0{tasks}" if tasks > 1 else id).encode()
 
 
@@ -26,11 +32,20 @@ def data_of_mark(seconds: float) -> bytes:
     return f"{DONE}\0{math.ceil(seconds * 1000)}".encode()
 
 
-def read(data: bytes | None) -> tuple[str, int]:
-    """The id and the number of tasks in the data of a node. Of a mark: for how many ms it lives."""
-    known, _, tasks = (data or b"").decode(errors="replace").partition("\0")
+class Data(NamedTuple):
+    """What the data of a node say."""
+
+    id: str
+    tasks: int = 1  # of a mark of `once`: for how many ms it lives
+    waits: bool = False  # its place is that of a holder, and it waits for holders behind it
+
+
+def read(data: bytes | None) -> Data:
+    """Read the data of a node."""
+    known, _, rest = (data or b"").decode(errors="replace").partition("\0")
+    tasks, _, waits = rest.partition("\0")
     number = number_of(tasks)
-    return known, 1 if number is None else number
+    return Data(known, 1 if number is None else number, waits == _WAITS)
 
 
 class Own(NamedTuple):
@@ -71,7 +86,7 @@ class Contender:
     __slots__ = (
         "czxid", "doubtful", "ends", "given_up", "granted", "has_ended", "hold_and_wait", "id", "is_followed", "lease",
         "looked_at", "name", "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "tasks", "ticket",
-        "turn", "users", "waits", "watch", "watcher",
+        "turn", "users", "waits", "waits_at", "watch", "watcher",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -94,6 +109,7 @@ class Contender:
         self.czxid = 0  # of the nodes: the fencing token
         self.is_followed = False  # another one was behind it when it looked last
         self.waits = False  # its owner waits for a notice
+        self.waits_at: Part | None = None  # where its node has the place of a holder, and its data say that it waits
         self.number = 0  # of the last sending of the ticket
         self.sent = 0.0  # when that was sent
         self.tasks = op.queueing.tasks  # of this process that wait for the name, as its data say
@@ -109,7 +125,8 @@ class Contender:
 
     def data_at(self, part: Part) -> bytes:
         """The data of its node at one name."""
-        return data_of(part.named(self.id) if self.several else self.id, self.tasks)
+        known = part.named(self.id) if self.several else self.id
+        return data_of(known, self.tasks, waits=part is self.waits_at)
 
     def keep(self, paths: Sequence[str], czxid: int) -> None:
         """These are its nodes, one for each part."""
@@ -120,7 +137,7 @@ class Contender:
 
     def forget(self) -> None:
         """Its nodes are gone."""
-        self.nodes, self.ticket = (), None
+        self.nodes, self.ticket, self.waits_at = (), None, None
         self.doubtful = self.granted = self.has_ended = self.waits = False
         self.hold_and_wait, self.rounds = None, 0
         self.ends = math.inf

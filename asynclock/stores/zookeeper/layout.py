@@ -250,7 +250,7 @@ def _permit_obstacle(before: Sequence[Child], permits: int, behind: Sequence[Chi
 
 def holders(queue: Sequence[Child]) -> list[Child]:
     """Those that hold the lock. A waiter for a permit that has its turn, and waits for holders behind it, is among
-    them: their nodes do not tell that."""
+    them (`may_wait`)."""
     found: list[Child] = []
     only_readers = True  # before this child
     for rank, child in enumerate(queue):
@@ -258,6 +258,19 @@ def holders(queue: Sequence[Child]) -> list[Child]:
         if (rank < child.permits) if child.letter == "s" else (only_readers if reads else rank == 0):
             found.append(child)
         only_readers = only_readers and reads
+    return found
+
+
+def may_wait(queue: Sequence[Child]) -> set[str]:
+    """The names of those among `holders` that may wait for holders behind them, which have more permits: these entered
+    while it waited, or after it had entered. Its data say that it waits."""
+    found: set[str] = set()
+    behind = 0  # holders
+    for rank in range(len(queue) - 1, -1, -1):
+        if rank < queue[rank].permits:
+            if rank + behind >= queue[rank].permits:
+                found.add(queue[rank].name)
+            behind += 1
     return found
 
 

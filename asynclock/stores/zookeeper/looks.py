@@ -10,10 +10,12 @@ from kazoo.exceptions import NoNodeError
 from asynclock.rules.model import ANY, DONE
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.port import PROBE, Checked, NodeView, WaiterView
-from asynclock.stores.zookeeper.contender import read
-from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue_of, tickets_of, unescaped
+from asynclock.stores.zookeeper.contender import Data, read
+from asynclock.stores.zookeeper.layout import escaped, holders, may_wait, prefix_of, queue_of, tickets_of, unescaped
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asynclock._time import Clock
     from asynclock.rules.model import Op
     from asynclock.stores.zookeeper.connection import Connection, Stat
@@ -44,24 +46,31 @@ class Looks:
         known, stat = await self._read(name, child)
         if not child.random:
             stat = await self._servers.exists(f"{self._path(name)}/{child.name}")  # its data may be forbidden
-        return known[0], self._left(known, stat, clock)
+        return known.id, self._left(known, stat, clock)
 
-    async def _read(self, name: str, child: Child) -> tuple[tuple[str, int], Stat | None]:
-        """The id, and the tasks that wait with it; and what the server says about its node, unless another program made
-        it, or it is gone."""
+    async def _read(self, name: str, child: Child) -> tuple[Data, Stat | None]:
+        """The data of its node; and what the server says about it, unless another program made it, or it is gone."""
         if not child.random:
-            return (child.foreign_id, 1), None
+            return Data(child.foreign_id), None
         data, stat = await self._servers.data(f"{self._path(name)}/{child.name}")
-        known, tasks = read(data)
-        ours = known == DONE or known.startswith(child.random)
-        return ((known, tasks) if ours else (f"{child.random}|", 1)), stat
+        known = read(data)
+        ours = known.id == DONE or known.id.startswith(child.random)
+        return (known if ours else Data(f"{child.random}|")), stat
+
+    async def _holders(self, name: str, queue: Sequence[Child]) -> list[Child]:
+        """Those that hold a name."""
+        inside, uncertain = holders(queue), may_wait(queue)
+        asked = [child for child in inside if child.name in uncertain]
+        known = await asyncio.gather(*(self._read(name, child) for child in asked))
+        waiting = {child.name for child, (data, _) in zip(asked, known, strict=True) if data.waits}
+        return [child for child in inside if child.name not in waiting]
 
     async def view(self, name: str, clock: Clock) -> NodeView:
         """The holders and the waiters of a name."""
         path = self._path(name)
         stat, names = await asyncio.gather(self._servers.exists(path), self._servers.children(path))
         queue = queue_of(self._settings.layout, names)
-        inside = holders(queue)
+        inside = await self._holders(name, queue)
         held = {child.name for child in inside}
         waiting = [child for child in queue if child.name not in held]
         enqueued = {child.random for child in waiting}  # a waiter may have a ticket as well
@@ -74,20 +83,19 @@ class Looks:
         lefts = [self._left(*each, clock) for each in zip(ids, stats, strict=False)]
         return NodeView(
             "string" if inside else "none",
-            tuple((known, left) for (known, _), left in zip(ids, lefts, strict=False)),
+            tuple((known.id, left) for known, left in zip(ids, lefts, strict=False)),
             fence,
             tuple(
-                WaiterView(child.number, known, tasks=tasks)
-                for child, (known, tasks) in zip(waiting, ids[len(inside) :], strict=True)
+                WaiterView(child.number, known.id, tasks=known.tasks)
+                for child, known in zip(waiting, ids[len(inside) :], strict=True)
             ),
         )
 
-    def _left(self, known: tuple[str, int], stat: Stat | None, clock: Clock) -> float | None:
+    def _left(self, known: Data, stat: Stat | None, clock: Clock) -> float | None:
         """How long a holder lives, if its client is dead: for a session timeout; the mark of a run of `once` for its
         TTL, which is counted by the clock of the server; a node that belongs to no session for ever."""
-        who, ms = known
-        if who == DONE:
-            return 0.0 if stat is None else max(0.0, stat.written + ms / 1000 - clock.wall())
+        if known.id == DONE:
+            return 0.0 if stat is None else max(0.0, stat.written + known.tasks / 1000 - clock.wall())
         return self._settings.session_timeout if stat is None or stat.owner else None
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
@@ -109,7 +117,8 @@ class Looks:
         """Delete the nodes of the holders, with the id ANY also those of other programs. The paths that were deleted;
         and the id of a holder that was not, or None."""
         path = self._path(op.name)
-        inside = holders(queue_of(self._settings.layout, await self._servers.children(path)))
+        queue = queue_of(self._settings.layout, await self._servers.children(path))
+        inside = await self._holders(op.name, queue)
         mine = [child for child in inside if child.random or op.id == ANY]
         paths = [f"{path}/{child.name}" for child in mine]
         gone = await asyncio.gather(*(self._servers.delete(each) for each in paths))

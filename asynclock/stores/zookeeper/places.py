@@ -18,6 +18,7 @@ from asynclock.stores.zookeeper.layout import (
     done_mark_of,
     escaped,
     holders,
+    may_wait,
     prefix_of,
     queue_of,
     random_of,
@@ -78,7 +79,10 @@ class Places:
 
     async def refused(self, part: Part, queue: Sequence[Child], rank: int, found: Obstacle) -> Refused:
         """The refusal of a contender with so many others before it, with the id of a holder."""
-        first = next(iter(holders(queue[:rank])), found.child)
+        inside, uncertain = holders(queue[:rank]), may_wait(queue)
+        first = next((child for child in inside if child.name not in uncertain), None) or next(
+            iter(inside), found.child
+        )
         holder, left = await self.looks.holder(part.name, first, self._clock)
         left = math.inf if left is None else max(left, _SOON)
         return Refused(left, holder, rank, found.child.number + 1)
@@ -137,6 +141,14 @@ class Places:
         contender.tasks = tasks
         waiting = contender.nodes or ((contender.ticket,) if contender.ticket is not None else ())
         await asyncio.gather(*(self.servers.touch(own.path, contender.data_at(own.part)) for own in waiting))
+
+    async def tell_waits(self, contender: Contender, part: Part) -> None:
+        """Say for the look of an operator that its node at that name has the place of a holder, and waits for holders
+        behind it. A grant writes the data once more."""
+        contender.waits_at = part
+        for own in contender.nodes:
+            if own.part is part:
+                await self.servers.touch(own.path, contender.data_at(part))
 
     async def leave_ticket(self, contender: Contender, part: Part, *, closes: bool) -> None:
         """A waiter without nodes has a place in the order of those that wait so for one of its names. It is in nobody's
@@ -215,7 +227,7 @@ class Places:
             found = await self._delete_all(paths)
         else:
             found = False
-        contender.nodes = ()
+        contender.nodes, contender.waits_at = (), None
         if not keep_ticket:
             await self.withdraw(contender)
             contender.forget()

@@ -102,6 +102,8 @@ class Turns:
             if not waits:
                 return refused
             contender.waits = True
+            if not leaves and rank < part.kind.slots and contender.waits_at is not part:
+                self._host.spawn(self._places.tell_waits(contender, part))
             if leaves:
                 closes = not contender.several or contender.refusals >= _CLOSES
                 await self._places.leave_ticket(contender, part, closes=closes)
@@ -146,7 +148,7 @@ class Turns:
 
     def _grant(self, contender: Contender) -> Grant:
         contender.granted, waited = True, contender.waits
-        contender.waits = False
+        contender.waits, contender.waits_at = False, None
         contender.unwatch()
         contender.refusals, contender.hold_and_wait, contender.rounds = 0, None, 0
         self._host.ends_at(contender, contender.sent + contender.lease)
