@@ -6,6 +6,7 @@ python -m simulation.stack.ablations [NAME ...]     the table of docs/evidence.m
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,7 +83,13 @@ def _know_rights_silently(self: Any) -> None:
         _KNOW_RIGHTS(self)
 
 
+def _forgets_unanswered(self: Any, handlers: Any, now: float, moved_at: float = math.inf) -> None:
+    _CUT_OFF(self, handlers, now, moved_at)
+    self.unanswered.clear()
+
+
 _NEVER = property(lambda self: False, _nothing)
+_CUT_OFF = PendingReleases.cut_off
 _FAIL_OVERDUE = Connection.fail_overdue
 _FAULT_OF = replies.fault_of
 _ENCODE_WHOLE = encoding.encode_whole
@@ -102,6 +109,9 @@ ABLATIONS = {
         "encode_whole",
         _without_tombstone,
         also=((Op, "tombstone", _NEVER),),
+    ),
+    "UNANSWERED": Ablation(
+        "an id whose acquire was not answered is remembered", PendingReleases, "cut_off", _forgets_unanswered, "three"
     ),
     "REVOKED": Ablation("an op that was undone is not sent again", Op, "revoked", _NEVER),
     "QUARANTINE": Ablation("a restarted server casts no vote for a time", Restarts, "left", 0.0, "three"),

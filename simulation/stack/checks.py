@@ -34,14 +34,12 @@ class StackJudge(Judge):
 
     def carried_out_at(self, server: Server, words: Sequence[bytes], reply: object, keys: Sequence[bytes]) -> None:
         """A server has carried a command out, which has changed these keys."""
-        self._look_for_released(server, words, keys, refused=isinstance(reply, Error))
+        self._look_for_released(server, words, reply, keys)
         for key in keys:
             if key.startswith(PREFIX) and not key.startswith(PREFIX + b"asynclock~"):
                 self._hold_changed(server, words, key)
 
-    def _look_for_released(
-        self, server: Server, words: Sequence[bytes], keys: Sequence[bytes], *, refused: bool
-    ) -> None:
+    def _look_for_released(self, server: Server, words: Sequence[bytes], reply: object, keys: Sequence[bytes]) -> None:
         """An id is spent by its release: neither its hold nor its ticket comes back. A plain SET looks at no tombstone,
         as docs/safety.md says."""
         verb, own = _verb_and_ids(words)
@@ -53,9 +51,8 @@ class StackJudge(Judge):
                         self._left_alone.add(its_id)
                     elif self._safe:
                         self.fail("an id came back after its release", f"{its_id[12:18]} at {server.label} by {verb}")
-        arguments = words[3 + int(words[2]) :] if verb == "release" and words[0].upper() != b"DELIFEQ" else ()
-        if len(arguments) > 10 and not arguments[10] and not refused:
-            self._released.add((server.node, arguments[1][:ID_LENGTH].decode(errors="replace")))
+        if (released := _released_by(words, reply)) is not None:
+            self._released.add((server.node, released))
 
     def _hold_changed(self, server: Server, words: Sequence[bytes], key: bytes) -> None:
         before = self._stored.get((server, key), {})
@@ -166,3 +163,16 @@ def _verb_and_ids(words: Sequence[bytes]) -> tuple[str, set[str]]:
     if words[0].upper() == b"DELIFEQ":
         return "release", {words[2].lstrip(b"+")[:ID_LENGTH].decode()}
     return words[0].decode(), set()
+
+
+def _released_by(words: Sequence[bytes], reply: object) -> str | None:
+    """The id that a command has spent. A release with a ticket is an undo, after which its owner asks again. If the
+    server's own command has deleted nothing, the script follows it, and is the release."""
+    if words[0].upper() == b"DELIFEQ":
+        return _verb_and_ids(words)[1].pop() if reply == 1 else None
+    if words[0].upper() not in (b"EVALSHA", b"EVAL") or isinstance(reply, Error):
+        return None
+    arguments = words[3 + int(words[2]) :]
+    if len(arguments) <= 10 or arguments[0] != b"release" or arguments[10]:
+        return None
+    return arguments[1][:ID_LENGTH].decode(errors="replace")

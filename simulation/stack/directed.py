@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from asynclock._options import LockSettings
 from asynclock.rules.mutex import MUTEX
 from simulation.plan import ClientPlan, Fault, Job, LockPlan, NodePlan
@@ -59,5 +61,27 @@ def _undone_before_its_script_is_known() -> StackPlan:
     return _plan("one", 1, jobs, (Fault(2.999, "noscript", client=2),))
 
 
-PLANS = {"QUARANTINE": _restarted_under_a_bare_majority(), "REVOKED": _undone_before_its_script_is_known()}
+def _healed_twice() -> StackPlan:
+    """Client 0 wins at the nodes 0 and 1, while client 1 has tried in vain to win and is still at node 2. So client 0
+    asks node 2 again. Its connection breaks, and it asks once more on the next one, where it releases by the server's
+    own command. Node 2 reads the first of the two last."""
+    jobs = (
+        Job(0, 1.0, 0, _lock("other"), None, 0.0),  # the processes connect
+        Job(1, 1.5, 1, _lock("other"), None, 0.0),
+        Job(2, 2.99, 1, _lock("name"), 0, 0.0),
+        Job(3, 3.0, 0, _lock("name"), None, 0.2),
+    )
+    faults = (
+        *(Fault(2.9, "partition", client=1, node=node, seconds=3.0, detail="both") for node in (0, 1)),
+        Fault(3.042, "rst", client=0, node=2, detail="keeps"),
+    )
+    plan = _plan("three", 3, jobs, faults)
+    return replace(plan, seed="by hand, 6", native=True)  # with this seed it is read late enough
+
+
+PLANS = {
+    "QUARANTINE": _restarted_under_a_bare_majority(),
+    "REVOKED": _undone_before_its_script_is_known(),
+    "UNANSWERED": _healed_twice(),
+}
 """Ablation -> the plan that shows what breaks."""

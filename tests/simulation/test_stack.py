@@ -78,7 +78,12 @@ def test_a_seed_gives_the_same_run_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "flaw"), [("QUARANTINE", "two holders"), ("REVOKED", "an id came back after its release")]
+    ("rule", "flaw"),
+    [
+        ("QUARANTINE", "two holders"),
+        ("REVOKED", "an id came back after its release"),
+        ("UNANSWERED", "an id came back after its release"),
+    ],
 )
 def test_what_no_draw_finds(rule: str, flaw: str) -> None:
     """A plan made by hand has no flaw with the rule, and that flaw without it."""
