@@ -30,7 +30,8 @@ _LATE = 0.3
 """Seconds by which an acquire may end after its timeout: the last round has its node_timeout."""
 
 _BACKLOG = 5.0
-"""More of them where notices come, and replies do not: the server seems to work through a long queue (`node.py`)."""
+"""More of them while what this process sends does not arrive and notices come, as on a half-open connection: the server
+seems to work through a long queue (`node.py`)."""
 
 _HEALTH = 1.5
 """Seconds within which `health` answers: about 1 s."""
@@ -142,7 +143,8 @@ class Client:
             if job.timeout is not None and self.loop.runs_since <= at:
                 took, options = self.loop.time() - began, self.world.plan.options
                 limit = max(job.timeout, options["connect_timeout"]) + job.lock.settings.lease / 10 + _LATE
-                if any(each.what in ("half-open", "partition") for each in self.world.plan.faults):
+                links = [] if self.world.deployment.database is not None else self.world.network.links_of(self.name)
+                if any(each.was_unheard_since(at) for each in links):
                     limit += _BACKLOG
                 if took > limit:
                     self.world.judge.fail("an acquire ended late", f"{self.name}, job {job.number}: {took:.3f} s")

@@ -7,6 +7,7 @@ refuses, or is silent. Bytes that were sent stay sent: a server may read them af
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from contextvars import copy_context
 from itertools import count
@@ -57,9 +58,35 @@ class Link:
         self._random = random
         self._delay = delay
         self._blocked = [0.0, 0.0]  # until when, by direction
+        self._blocks: list[tuple[int, float, float]] = []  # all so far: direction, begin and end
+        self._unheard: dict[Connection, float] = {}  # half-open ones, and until when what the server sends arrives
 
     def block(self, direction: int, until: float) -> None:
         self._blocked[direction] = max(self._blocked[direction], until)
+        self._blocks.append((direction, self._schedule.now, until))
+
+    def half_open(self, connection: Connection) -> None:
+        """In one direction or in both."""
+        if connection.to_client.swallows:
+            self.ended(connection)
+        else:
+            self._unheard.setdefault(connection, math.inf)
+
+    def ended(self, connection: Connection) -> None:
+        """Nothing more comes to the process."""
+        if connection in self._unheard:
+            self._unheard[connection] = min(self._unheard[connection], self._schedule.now)
+
+    def was_unheard_since(self, then: float) -> bool:
+        """Whether at some time since then what the process sent did not arrive, while what the server sent may have
+        arrived."""
+        to_server, to_client = ([each[1:] for each in self._blocks if each[0] == way] for way in (TO, FROM))
+        one_way = (
+            end
+            for begin, end in to_server
+            if not any(earlier <= begin and end <= later for earlier, later in to_client)
+        )
+        return any(end >= then for end in (*one_way, *self._unheard.values()))
 
     def heal(self) -> None:
         self._blocked = [0.0, 0.0]
@@ -182,14 +209,14 @@ class Connection:
         """The client closes its end. What it has sent arrives nevertheless."""
         self.to_client.broken = True
         self.to_server.send(None)
-        self.link.connections.pop(self, None)
+        self._ended()
 
     def close(self) -> None:
         """The server closes its end."""
         if self.server_open:
             self.server_open = False
             self.to_client.send(None)
-            self.link.connections.pop(self, None)
+            self._ended()
 
     def send(self, data: bytes) -> None:
         """The server sends."""
@@ -199,7 +226,7 @@ class Connection:
     def reset(self, *, keeps_requests: bool) -> None:
         """RST on both sides. With `keeps_requests` the server reads what is under way, though it learns of the reset
         after that."""
-        self.link.connections.pop(self, None)
+        self._ended()
         self.to_client.broken = True
         self._reset_client()
         if not keeps_requests:
@@ -211,12 +238,17 @@ class Connection:
         if self.server_open and self.server.reachable == "up":
             self.server.hung_up(self)
 
+    def _ended(self) -> None:
+        self.link.connections.pop(self, None)
+        self.link.ended(self)
+
     def vanish(self, direction: int | None) -> None:
         """Half-open from now on, in one direction or (None) in both."""
         if direction in (TO, None):
             self.to_server.swallows = True
         if direction in (FROM, None):
             self.to_client.swallows = True
+        self.link.half_open(self)
 
 
 class Socket(asyncio.Transport):
@@ -370,6 +402,11 @@ class Network:
         self._connections = count(1)
         self._random_of = random_of
         self._delay = delay
+
+    def links_of(self, process: str) -> list[Link]:
+        """The links of that process that it has used."""
+        place = process.partition("#")[0]
+        return [link for (where, _), link in self.links.items() if where == place]
 
     def link(self, process: str, host: str) -> Link:
         process = process.partition("#")[0]  # the next process at the same place has the same links

@@ -102,6 +102,26 @@ def test_a_missing_rule_is_found(rule: str, seed: int, run: int, what: str) -> N
     assert flaw.what == what
 
 
+@pytest.mark.parametrize("client", [0, 1])
+def test_what_a_half_open_connection_delays(client: int) -> None:
+    """A server stands still, and a client waits for it without a limit. A connection on which only notices come may
+    excuse that, if it is a connection of this client."""
+    plan = plan_of(1, DEPLOYMENTS.index("one"))
+    lock = LockPlan("lock0", MUTEX, LockSettings(lease=20.0))
+    jobs = ((1.0, 0, None), (1.5, 1, None), (4.5, 0, 0))
+    late = replace(
+        plan,
+        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        locks=(lock,),
+        jobs=tuple(Job(number, at, where, lock, timeout, 0.1) for number, (at, where, timeout) in enumerate(jobs)),
+        faults=(Fault(3.0, "half-open", client=client, detail="to"), Fault(4.0, "freeze", seconds=4.5)),
+        seconds=12.0,
+    )
+    with without("NODE_TIMEOUT"):
+        flaw = simulate(late).flaw
+    assert (flaw is not None and flaw.what == "an acquire ended late") is (client == 1), flaw
+
+
 def test_a_close_leaves_no_timer_behind() -> None:
     """A node is frozen while it measures the round trip of an op, and the client closes. The timer that ran beside the
     op went on for up to 2 s after the close, until a run of this simulation found it."""
