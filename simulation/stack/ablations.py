@@ -12,6 +12,8 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
+from asynclock.locks.cancellation import Block
+from asynclock.protocol import watchdog
 from asynclock.rules.model import Op
 from asynclock.stores.redis import encoding, node, replies
 from asynclock.stores.redis.cluster.node import ClusterNode
@@ -88,6 +90,11 @@ def _forgets_unanswered(self: Any, handlers: Any, now: float, moved_at: float = 
     self.unanswered.clear()
 
 
+async def _keeps_its_cancel(self: Any, e: BaseException | None, cancel: Any) -> tuple[bool, Any]:
+    del self, e
+    return False, cancel
+
+
 _NEVER = property(lambda self: False, _nothing)
 _CUT_OFF = PendingReleases.cut_off
 _FAIL_OVERDUE = Connection.fail_overdue
@@ -121,6 +128,9 @@ ABLATIONS = {
         "an old master is left when a sentinel has switched", SentinelNode, "_leave", _nothing, "sentinel"
     ),
     "MISSED": Ablation("a new connection makes all waiters ask", node.RedisNode, "_know_rights", _know_rights_silently),
+    "LOSS_IS_TOLD": Ablation("a loss interrupts the body", Block, "__call__", _nothing),
+    "IN_TIME": Ablation("the watchdog looks every 0.01 s", watchdog, "TICK", 0.3),
+    "OWN_CANCEL": Ablation("a block takes its own cancel back", Block, "leave", _keeps_its_cancel),
 }
 
 

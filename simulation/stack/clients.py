@@ -12,6 +12,7 @@ from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.mutex import FAIR
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
+from simulation.stack.blocks import Body
 from simulation.stack.loop import StackLoop
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Client:
         self.clock = _Clock(self.loop)
         self.closed = False  # it closes, or has closed
         self.tasks: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: set[int] = set()  # the tasks that the program has cancelled
         self.redlock = Redlock(*world.deployment.nodes_for(self.name), **world.plan.options)
         self.tag = ""
 
@@ -83,19 +85,30 @@ class Client:
         task.add_done_callback(lambda _: self._ended(job))
         if job.cancelled_after is not None:
             schedule = self.world.schedule
-            schedule.at(schedule.now + job.cancelled_after, self.loop.post, task.cancel)
+            schedule.at(schedule.now + job.cancelled_after, self.loop.post, self._cancel, job.number)
 
     def cancel_one(self) -> None:
         """The program cancels the task that it began last."""
         if self.tasks and not self.loop.dead:
-            self.loop.post(self.tasks[max(self.tasks)].cancel)
+            self.loop.post(self._cancel, max(self.tasks))
+
+    def _cancel(self, number: int) -> None:
+        if (task := self.tasks.get(number)) is not None:
+            self._cancelled.add(number)
+            task.cancel()
 
     def _ended(self, job: Job) -> None:
-        task = self.tasks.pop(job.number)
         self.world.waits.pop(job.number, None)
         self.world.watch.ended(job)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.world.judge.fail("an unexpected error", f"{self.name}, job {job.number}: {error!r}")
+        self._check_ended(job.number, f"job {job.number}")
+
+    def _check_ended(self, number: int, what: str) -> None:
+        task = self.tasks.pop(number)
+        if task.cancelled():
+            if number not in self._cancelled:
+                self.world.judge.fail("a cancel that the program did not send", f"{self.name}, {what}")
+        elif (error := task.exception()) is not None:
+            self.world.judge.fail("an unexpected error", f"{self.name}, {what}: {error!r}")
 
     def _lock(self, plan: LockPlan) -> Lock:
         redlock, settings, kind = self.redlock, plan.settings, plan.kind
@@ -183,47 +196,51 @@ class Client:
         if not self.closed:
             number = -self.world.count("operations")
             task = self.tasks[number] = self.loop.create_task((self._look if what == "look" else self._break)(lock))
-            task.add_done_callback(lambda _: self._operated(number))
-
-    def _operated(self, number: int) -> None:
-        task = self.tasks.pop(number)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.world.judge.fail("an unexpected error", f"{self.name}, an operator: {error!r}")
+            task.add_done_callback(lambda _: self._check_ended(number, "an operator"))
 
     def _learn_tag(self) -> None:
         if not self.tag and (session := self.session()) is not None:
             self.tag = session.tag
 
     async def _hold(self, job: Job, lease: Lease) -> None:
-        world, judge = self.world, self.world.judge
+        world, judge, tenure = self.world, self.world.judge, lease._tenure
         world.waits.pop(job.number, None)
         world.watch.ended(job)
         world.watch.entered(job.lock)
-        judge.entered(self, lease._tenure, job.lock, job.number)  # type: ignore[arg-type]  # it has what the judge asks
+        judge.entered(self, tenure, job.lock, job.number)  # type: ignore[arg-type]  # it has what the judge asks
+        body = Body(self, job, tenure)
         if job.ends_by == "drop":
-            judge.dropped(lease._tenure)
+            judge.dropped(tenure)
             return
         if job.ends_by == "detach" and lease.held:
-            await self._detach(job, lease)
+            await self._detach(job, lease, body)
             return
         async with lease:
-            await asyncio.sleep(job.holds_for / 2)
-            if lease.held:
-                judge.writes(lease._tenure)
-            if job.extends_by is not None:
-                world.called(self.name, f"job {job.number} extends {job.lock.name}")
-                await lease.extend(lease=job.extends_by)
-            await asyncio.sleep(job.holds_for / 2)
-            if lease.held:
-                judge.writes(lease._tenure)
-            world.called(self.name, f"job {job.number} releases {job.lock.name}")
+            with body:
+                await self._use(job, lease)
+        body.check_told()
 
-    async def _detach(self, job: Job, lease: Lease) -> None:
+    async def _use(self, job: Job, lease: Lease) -> None:
+        """The program works with the lock."""
+        world = self.world
+        await asyncio.sleep(job.holds_for / 2)
+        if lease.held:
+            world.judge.writes(lease._tenure)
+        if job.extends_by is not None:
+            world.called(self.name, f"job {job.number} extends {job.lock.name}")
+            await lease.extend(lease=job.extends_by)
+        await asyncio.sleep(job.holds_for / 2)
+        if lease.held:
+            world.judge.writes(lease._tenure)
+        world.called(self.name, f"job {job.number} releases {job.lock.name}")
+
+    async def _detach(self, job: Job, lease: Lease, body: Body) -> None:
         """Another client adopts it later."""
         self.world.called(self.name, f"job {job.number} detaches {job.lock.name}")
         async with lease:
-            handle = await lease.detach()
-            self.world.judge.detached(lease._tenure)
+            with body:
+                handle = await lease.detach()
+                self.world.judge.detached(lease._tenure)
         self.world.detached(job, handle)
 
     def adopt(self, job: Job, handle: str) -> None:
@@ -231,7 +248,7 @@ class Client:
         if not self.closed:
             number = -self.world.count("operations")
             task = self.tasks[number] = self.loop.create_task(self._adopt(job, handle))
-            task.add_done_callback(lambda _: self._operated(number))
+            task.add_done_callback(lambda _: self._check_ended(number, f"an adoption of job {job.number}"))
 
     async def _adopt(self, job: Job, handle: str) -> None:
         self.world.called(self.name, f"adopts {job.lock.name} of job {job.number}")

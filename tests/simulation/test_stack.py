@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("lupa", reason="the servers run the scripts by lupa")
 
+from asynclock import Lease, LockLost
 from asynclock._options import LockSettings
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ
@@ -30,6 +32,9 @@ FOUND = [
     ("PENDING", 4, 4, "a hold that nobody knows"),
     ("SWITCH", 8, 3, "an old master is used"),
     ("TOMBSTONE", 6, 1, "an id came back after its release"),
+    ("LOSS_IS_TOLD", 0, 3, "a loss did not interrupt the body"),
+    ("IN_TIME", 0, 4, "a loss was not told in time"),
+    ("OWN_CANCEL", 0, 3, "a cancel that the program did not send"),
 ]
 """Of each rule that is taken out: a run in which a promise is broken, and the promise."""
 
@@ -100,6 +105,21 @@ def test_a_missing_rule_is_found(rule: str, seed: int, run: int, what: str) -> N
         flaw = simulate(plan_of(seed, run)).flaw
     assert flaw is not None
     assert flaw.what == what
+
+
+def test_a_loss_that_the_block_keeps_to_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has interrupted the body, and the program must learn why that has ended."""
+    leave = Lease.__aexit__
+
+    async def leaves(lease: Lease, *error: Any) -> bool:
+        with contextlib.suppress(LockLost):
+            await leave(lease, *error)
+        return True
+
+    monkeypatch.setattr(Lease, "__aexit__", leaves)
+    flaw = simulate(_lost()).flaw
+    assert flaw is not None
+    assert flaw.what == "a loss was not told"
 
 
 @pytest.mark.parametrize("client", [0, 1])
@@ -210,6 +230,20 @@ def test_a_failure_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 1
     assert f"seed {seed}, run {run}: {what}" in said
     assert f"again: python -m simulation.stack --base {seed} --run {run}" in said
+
+
+def _lost(*faults: Fault) -> StackPlan:
+    """The max_hold of a tenure is over before its body."""
+    plan = plan_of(1, DEPLOYMENTS.index("one"))
+    lock = LockPlan("lock0", MUTEX, LockSettings(lease=20.0, max_hold=2.0))
+    return replace(
+        plan,
+        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        locks=(lock,),
+        jobs=(Job(0, 1.0, 0, lock, None, 8.0),),
+        faults=faults,
+        seconds=12.0,
+    )
 
 
 def _closed(*faults: Fault) -> StackPlan:
