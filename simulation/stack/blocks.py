@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from asynclock.protocol.hold import Tenure
+    from simulation.histories import Stay
     from simulation.plan import Job
     from simulation.stack.clients import Client
 
@@ -13,10 +14,11 @@ if TYPE_CHECKING:
 class Body:
     """Inside `async with lease`, which releases when this has ended."""
 
-    def __init__(self, client: Client, job: Job, tenure: Tenure) -> None:
+    def __init__(self, client: Client, job: Job, tenure: Tenure, stay: Stay) -> None:
         self._client = client
         self._job = job
         self._tenure = tenure
+        self._stay = stay
 
     def __enter__(self) -> Self:
         return self
@@ -30,6 +32,7 @@ class Body:
                 world.judge.fail("a loss did not interrupt the body", f"{self}: {loss}")
             whose: Any = client  # it has what the judge asks
             world.judge.told(whose, tenure, loss)
+        world.histories.left(self._stay, tenure)
 
     def __str__(self) -> str:
         return f"{self._tenure.hold.name} of {self._client.name} (job {self._job.number})"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from asynclock.protocol.hold import Tenure
     from simulation.checks import Record
+    from simulation.clients import Client
     from simulation.stack.servers import Server
     from simulation.stack.world import World
 
@@ -103,13 +104,16 @@ class StackJudge(Judge):
             if tenure is None or not tenure.open:
                 del self._records[record]
                 continue
-            self._world.seen_from = record.client.loop
-            try:
-                held = tenure.held
-            finally:
-                self._world.seen_from = None
-            if held:
+            if self.is_held(record.client, tenure):
                 yield record, tenure
+
+    def is_held(self, client: Client, tenure: Tenure) -> bool:
+        """By the clock of its process."""
+        self._world.seen_from = client.loop
+        try:
+            return tenure.held
+        finally:
+            self._world.seen_from = None
 
     def has(self, its_id: str) -> bool:
         """Whether a program has a tenure of that hold, or nobody has to release it."""

@@ -30,6 +30,7 @@ def runs_of(seed: int, only: int | None = None) -> Hour:
         done = Hour(
             seed, run if found.flaw is not None else -1, found.flaw, done.calls + found.calls,
             done.faults + found.faults, done.seconds + found.seconds, done.cpu + found.cpu,
+            done.histories + found.histories, done.undecided + found.undecided,
         )  # fmt: skip
         if found.flaw is not None:
             break

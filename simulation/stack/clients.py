@@ -133,10 +133,11 @@ class Client:
     async def _work(self, job: Job) -> None:
         world = self.world
         world.called(self.name, f"job {job.number} acquires {job.lock.name} (timeout={job.timeout})")
+        began = world.schedule.now
         try:
             lease = await self._acquire(job)
             if lease is not None:
-                await self._hold(job, lease)
+                await self._hold(job, lease, began)
             else:
                 world.trace(self.name, f"job {job.number} of {job.lock.name} timed out")
         except ConfigError as error:
@@ -202,14 +203,17 @@ class Client:
         if not self.tag and (session := self.session()) is not None:
             self.tag = session.tag
 
-    async def _hold(self, job: Job, lease: Lease) -> None:
+    async def _hold(self, job: Job, lease: Lease, began: float) -> None:
+        """The program has a lease, for which it has asked at `began`."""
         world, judge, tenure = self.world, self.world.judge, lease._tenure
         world.waits.pop(job.number, None)
         world.watch.ended(job)
         world.watch.entered(job.lock)
         judge.entered(self, tenure, job.lock, job.number)  # type: ignore[arg-type]  # it has what the judge asks
-        body = Body(self, job, tenure)
+        stay = world.histories.entered(self, f"job {job.number}", job.lock, tenure, began)
+        body = Body(self, job, tenure, stay)
         if job.ends_by == "drop":
+            world.histories.left(stay, tenure)
             judge.dropped(tenure)
             return
         if job.ends_by == "detach" and lease.held:
@@ -252,11 +256,12 @@ class Client:
 
     async def _adopt(self, job: Job, handle: str) -> None:
         self.world.called(self.name, f"adopts {job.lock.name} of job {job.number}")
+        began = self.world.schedule.now
         try:
             lease = await self.redlock.adopt(handle)
             self._learn_tag()
             self.world.judge.adopted(handle, lease._tenure)
-            await self._hold(job.adopted, lease)
+            await self._hold(job.adopted, lease, began)
         except ConfigError:
             if not self.closed:
                 raise
@@ -270,7 +275,7 @@ class Client:
         if not self.closed:
             self._learn_tag()
             self.closed = True
-            self.world.judge.gone(self)  # type: ignore[arg-type]
+            self._gone()
             self._closing = self.loop.create_task(self._close())
 
     async def _close(self) -> None:
@@ -311,7 +316,7 @@ class Client:
         """The process ends at once. `silent`: its host, too, so that the servers do not learn it."""
         self._learn_tag()
         self.loop.dead = self.closed = True
-        self.world.judge.gone(self)  # type: ignore[arg-type]
+        self._gone()
         for number, client in list(self.world.waits.items()):
             if client is self:
                 del self.world.waits[number]
@@ -322,6 +327,12 @@ class Client:
                 each.connection.client_closed()
         if self.world.deployment.database is not None and not silent:
             self.world.deployment.database.hung_up(self.loop)
+
+    def _gone(self) -> None:
+        """Its process ends, or it closes: what it had may end at any time."""
+        whose: Any = self
+        self.world.judge.gone(whose)
+        self.world.histories.gone(whose)
 
     def bury(self) -> None:
         """The run is over: let what is left in a killed process end, so that nothing of it runs later."""

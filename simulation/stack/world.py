@@ -14,6 +14,7 @@ from simulation.stack.checks import StackJudge
 from simulation.stack.clients import Client
 from simulation.stack.deployments import Deployment
 from simulation.stack.faults import Faults
+from simulation.stack.histories import StackHistories
 from simulation.stack.network import Network
 from simulation.stack.patches import in_virtual_time
 from simulation.stack.watch import Watch
@@ -49,6 +50,7 @@ class World:
         self.waits: dict[int, Client] = {}  # the jobs that wait for a lock
         self.deployment = Deployment(self)
         self.judge = StackJudge(self)
+        self.histories = StackHistories(self)
         self.watch = Watch(self)
         self.clients: list[Client | None] = [None] * len(plan.clients)
         self._all: list[Client] = []  # also those that have ended
@@ -148,6 +150,7 @@ class World:
 
     def _look(self) -> None:
         self.judge.look()
+        self.histories.look()
         self.watch.look()
         self.schedule.at(self.schedule.now + _LOOKS, self._look)
 
@@ -183,6 +186,8 @@ class World:
         self._run(schedule.now + plan.options["max_lease"] + 2 * plan.longest_lease + 2.0)
         if judge.flaw is None:
             judge.nothing_is_stored()
+        if judge.flaw is None:
+            self.histories.check()
 
     def _is_busy(self) -> bool:
         return any(client.tasks or client.loop.is_stopped for client in self.live())
@@ -221,5 +226,6 @@ def simulate(plan: StackPlan, *, tracing: bool = False) -> Outcome:
     seconds = min(world.schedule.now, plan.seconds)
     lines = tuple(world.lines)
     return Outcome(
-        world.judge.flaw, world.counts["calls"], world.counts["faults"], seconds, process_time() - began, lines
-    )
+        world.judge.flaw, world.counts["calls"], world.counts["faults"], seconds, process_time() - began, lines,
+        world.counts["histories"], world.counts["undecided"],
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from asynclock import Lease, LockLost
 from asynclock._options import LockSettings
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ
+from simulation.checks import Judge
 from simulation.plan import Fault, Job, LockPlan
 from simulation.stack import cli
 from simulation.stack.ablations import find_in_directed, without
@@ -105,6 +106,21 @@ def test_a_missing_rule_is_found(rule: str, seed: int, run: int, what: str) -> N
         flaw = simulate(plan_of(seed, run)).flaw
     assert flaw is not None
     assert flaw.what == what
+
+
+def test_a_wrong_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the other checks, what the programs saw is enough."""
+    fail = Judge.fail
+
+    def fails(judge: Judge, what: str, about: object) -> None:
+        if what == "not linearizable":
+            fail(judge, what, about)
+
+    monkeypatch.setattr(Judge, "fail", fails)
+    found = simulate(PLANS["QUARANTINE"])
+    assert found.flaw is None
+    assert found.histories == 1
+    assert find_in_directed("QUARANTINE") is not None
 
 
 def test_a_loss_that_the_block_keeps_to_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
