@@ -14,6 +14,7 @@ from unittest import mock
 
 from asynclock.locks.cancellation import Block
 from asynclock.protocol import watchdog
+from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import Op
 from asynclock.stores.redis import encoding, node, replies
 from asynclock.stores.redis.cluster.node import ClusterNode
@@ -23,6 +24,7 @@ from asynclock.stores.redis.handlers import is_overdue
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.replies import Fault, ServerError
 from asynclock.stores.redis.restarts import Restarts
+from asynclock.stores.redis.scripts import SCRIPTS
 from asynclock.stores.redis.sentinel.node import SentinelNode
 from simulation.stack.directed import PLANS
 from simulation.stack.plan import DEPLOYMENTS, plan_of
@@ -95,6 +97,9 @@ async def _keeps_its_cancel(self: Any, e: BaseException | None, cancel: Any) -> 
     return False, cancel
 
 
+_ADOPTED = "if f == 0 or not holder or adopted then"
+_SCRIPTS = {letter: text.replace(_ADOPTED, "if f == 0 or not holder then") for letter, text in SCRIPTS.items()}
+
 _NEVER = property(lambda self: False, _nothing)
 _CUT_OFF = PendingReleases.cut_off
 _FAIL_OVERDUE = Connection.fail_overdue
@@ -131,6 +136,16 @@ ABLATIONS = {
     "LOSS_IS_TOLD": Ablation("a loss interrupts the body", Block, "__call__", _nothing),
     "IN_TIME": Ablation("the watchdog looks every 0.01 s", watchdog, "TICK", 0.3),
     "OWN_CANCEL": Ablation("a block takes its own cancel back", Block, "leave", _keeps_its_cancel),
+    "MIN_HOLD": Ablation("a name stays taken for min_hold", Tenure, "rest", lambda tenure: tenure.done_for),
+    "MAX_HOLD": Ablation("max_hold ends a tenure", Tenure, "until", property(lambda tenure: math.inf, _nothing)),
+    "ADOPTED": Ablation(
+        "an adoption has a new token",
+        encoding,
+        "SCRIPTS",
+        _SCRIPTS,
+        "one",
+        also=((encoding, "_sha", encoding._sha.__wrapped__), (encoding, "_frame", encoding._frame.__wrapped__)),
+    ),
 }
 
 

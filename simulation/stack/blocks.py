@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class Body:
             whose: Any = client  # it has what the judge asks
             world.judge.told(whose, tenure, loss)
         world.histories.left(self._stay, tenure)
+        # The options of an adoption are those of its client. The min_hold counts from the grant.
+        lock = replace(self._job.lock, settings=tenure.terms.settings)
+        since = min(self._stay.entered, client.loop.true_time(tenure.since))
+        world.judge.released(tenure, lock, since)
 
     def __str__(self) -> str:
         return f"{self._tenure.hold.name} of {self._client.name} (job {self._job.number})"

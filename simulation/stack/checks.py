@@ -67,6 +67,8 @@ class StackJudge(Judge):
                     self.fail("an old master is used", f"{its_id[12:18]} got {key.decode()} at {server.label}")
             nodes[server.node] = max(nodes[server.node], ends)
         verb, own = _verb_and_ids(words)
+        if verb == "break":
+            self._rests_until.pop(key.removeprefix(PREFIX).decode(), None)
         for its_id, ends in before.items():
             if its_id in after or ends <= self.now:
                 continue
@@ -112,6 +114,13 @@ class StackJudge(Judge):
         self._world.seen_from = client.loop
         try:
             return tenure.held
+        finally:
+            self._world.seen_from = None
+
+    def _check_max_hold(self, record: Record, tenure: Tenure) -> None:
+        self._world.seen_from = record.client.loop
+        try:
+            super()._check_max_hold(record, tenure)
         finally:
             self._world.seen_from = None
 

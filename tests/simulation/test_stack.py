@@ -36,6 +36,9 @@ FOUND = [
     ("LOSS_IS_TOLD", 0, 3, "a loss did not interrupt the body"),
     ("IN_TIME", 0, 4, "a loss was not told in time"),
     ("OWN_CANCEL", 0, 3, "a cancel that the program did not send"),
+    ("MIN_HOLD", 0, 3, "min_hold was not kept"),
+    ("MAX_HOLD", 1, 5, "held for longer than max_hold"),
+    ("ADOPTED", 4, 0, "a token was given twice"),
 ]
 """Of each rule that is taken out: a run in which a promise is broken, and the promise."""
 
@@ -136,6 +139,29 @@ def test_a_loss_that_the_block_keeps_to_itself_is_found(monkeypatch: pytest.Monk
     flaw = simulate(_lost()).flaw
     assert flaw is not None
     assert flaw.what == "a loss was not told"
+
+
+def test_a_stopped_process_has_nothing_beyond_max_hold() -> None:
+    """Its program does not know yet that its tenure has ended, but by its clock it has. The clock of the process
+    counts: by another one this check was wrong."""
+    stop = Fault(1.5, "stop", seconds=4.0)
+    assert simulate(_lost(stop)).flaw is None
+
+
+def test_a_break_ends_the_rest_of_a_name() -> None:
+    """Its min_hold does not count any more, so the next program may enter."""
+    plan = plan_of(1, DEPLOYMENTS.index("one"))
+    lock = LockPlan("lock0", MUTEX, LockSettings(lease=20.0, min_hold=10.0))
+    broken = replace(
+        plan,
+        safe=True,
+        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        locks=(lock,),
+        jobs=(Job(0, 1.0, 0, lock, None, 0.3), Job(1, 3.0, 1, lock, None, 0.3)),
+        faults=(Fault(2.0, "break", client=0, detail="0"),),
+        seconds=6.0,
+    )
+    assert simulate(broken).flaw is None
 
 
 @pytest.mark.parametrize("client", [0, 1])
