@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 from asynclock.locks.cancellation import Block
-from asynclock.protocol import watchdog
+from asynclock.protocol import planner, watchdog
 from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import Op
 from asynclock.stores.redis import encoding, node, replies
@@ -87,6 +87,11 @@ def _know_rights_silently(self: Any) -> None:
         _KNOW_RIGHTS(self)
 
 
+def _stop(facts: object) -> planner.Next:
+    del facts
+    return planner.Next.STOP
+
+
 def _forgets_unanswered(self: Any, handlers: Any, now: float, moved_at: float = math.inf) -> None:
     _CUT_OFF(self, handlers, now, moved_at)
     self.unanswered.clear()
@@ -133,6 +138,10 @@ ABLATIONS = {
         "an old master is left when a sentinel has switched", SentinelNode, "_leave", _nothing, "sentinel"
     ),
     "MISSED": Ablation("a new connection makes all waiters ask", node.RedisNode, "_know_rights", _know_rights_silently),
+    "TIMEOUT": Ablation("a refused acquire asks again until its timeout", planner, "after_refusal", _stop),
+    "PATIENCE": Ablation(
+        "an outage ends an acquire after its patience", planner.Pace, "outage_limit", lambda pace, began, give_up: began
+    ),
     "LOSS_IS_TOLD": Ablation("a loss interrupts the body", Block, "__call__", _nothing),
     "IN_TIME": Ablation("the watchdog looks every 0.01 s", watchdog, "TICK", 0.3),
     "OWN_CANCEL": Ablation("a block takes its own cancel back", Block, "leave", _keeps_its_cancel),

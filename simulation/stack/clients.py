@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from asynclock import Redlock
-from asynclock._errors import ConfigError, LockError
+from asynclock._errors import ConfigError, LockError, QuorumUnavailable
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.mutex import FAIR
 from asynclock.rules.rwlock import READ, WRITE
@@ -29,6 +29,9 @@ _ROUNDING = 0.05
 
 _LATE = 0.3
 """Seconds by which an acquire may end after its timeout: the last round has its node_timeout."""
+
+_EARLY = 1e-6
+"""Seconds by which it may end before it, for the rounding of clocks."""
 
 _BACKLOG = 5.0
 """More of them while what this process sends does not arrive and notices come, as on a half-open connection: the server
@@ -148,10 +151,17 @@ class Client:
             world.trace(self.name, f"job {job.number} of {job.lock.name} ends: {type(error).__name__}: {error}")
 
     async def _acquire(self, job: Job) -> Lease | None:
-        """It ends in time, whatever happens, if the process runs."""
+        """It ends in time, whatever happens, if the process runs; and without a lease not too soon."""
         began, at = self.loop.time(), self.world.schedule.now
         try:
-            return await self._lock(job.lock).acquire(timeout=job.timeout)
+            lease = await self._lock(job.lock).acquire(timeout=job.timeout)
+        except QuorumUnavailable as error:
+            self._check_waited(job, began, self.world.plan.options["patience"], repr(error))
+            raise
+        else:
+            if lease is None:
+                self._check_waited(job, began, math.inf, "refused")
+            return lease
         finally:
             self._learn_tag()
             if job.timeout is not None and self.loop.runs_since <= at:
@@ -162,6 +172,13 @@ class Client:
                     limit += _BACKLOG
                 if took > limit:
                     self.world.judge.fail("an acquire ended late", f"{self.name}, job {job.number}: {took:.3f} s")
+
+    def _check_waited(self, job: Job, began: float, most: float, why: str) -> None:
+        """An acquire ends without a lease at the end of its timeout, and in an outage also after `most` seconds."""
+        waited, least = self.loop.time() - began, min(math.inf if job.timeout is None else job.timeout, most)
+        if waited < least - _EARLY and not self.closed:
+            about = f"job {job.number} of {job.lock.name}: {why} after {waited:.3f} s"
+            self.world.judge.fail("given up too soon", f"{self.name}, {about}")
 
     async def _look(self, lock: LockPlan) -> None:
         """The program asks for the state of a name, and of the nodes."""

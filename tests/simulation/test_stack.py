@@ -33,6 +33,8 @@ FOUND = [
     ("PENDING", 4, 4, "a hold that nobody knows"),
     ("SWITCH", 8, 3, "an old master is used"),
     ("TOMBSTONE", 6, 1, "an id came back after its release"),
+    ("TIMEOUT", 0, 0, "given up too soon"),
+    ("PATIENCE", 0, 0, "given up too soon"),
     ("LOSS_IS_TOLD", 0, 3, "a loss did not interrupt the body"),
     ("IN_TIME", 0, 4, "a loss was not told in time"),
     ("OWN_CANCEL", 0, 3, "a cancel that the program did not send"),
