@@ -254,7 +254,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m simulation.mutants", description=__doc__)
     parser.add_argument("--sample", type=int, help="so many, drawn at random; without it: all")
     parser.add_argument("--draw", type=int, default=0, help="the seed of the sample")
-    parser.add_argument("--seeds", type=int, default=2, help="the seeds that each mutant is tried for, of two hours each")
+    parser.add_argument("--seeds", type=int, default=2, help="the seeds for each mutant; each is two hours")
     given = parser.parse_args(arguments)
     found = mutants()
     chosen = found if given.sample is None else Random(given.draw).sample(found, given.sample)  # noqa: S311
