@@ -59,6 +59,7 @@ class Mutant(NamedTuple):
     number: int  # of the changes of that file
     line: int
     what: str
+    in_function: bool  # False: a constant of the module
 
     def __str__(self) -> str:
         source = self.path.read_text().splitlines()[self.line - 1].strip()
@@ -149,8 +150,13 @@ def mutants() -> list[Mutant]:
     found = dict[tuple[Path, int, str], Mutant]()
     for path in paths:
         if path.name not in SKIPPED:
-            for number, (line, what) in enumerate(changed(ast.parse(path.read_text()))):
-                found.setdefault((path, number, what), Mutant(path, number, line, what))
+            tree = ast.parse(path.read_text())
+            constants = [
+                range(each.lineno, (each.end_lineno or 0) + 1) for each in tree.body if isinstance(each, ast.Assign)
+            ]
+            for number, (line, what) in enumerate(changed(tree)):
+                in_function = not any(line in lines for lines in constants)
+                found.setdefault((path, number, what), Mutant(path, number, line, what, in_function))
     return list(found.values())
 
 

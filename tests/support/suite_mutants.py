@@ -34,6 +34,9 @@ SLOW = 2.0
 HANGS = 10
 """Seconds of one test with a mutant."""
 
+MODULE = 0
+"""In place of a line: a test that reaches any line of the file is tried with another constant of the module."""
+
 _REAL = {
     *("shared_urls", "servers", "server", "five", "shared_cluster", "shared_zookeeper", "sentinel_deployment"),
     *("postgresql_url", "mariadb_url", "wheel", "host_names"),
@@ -92,11 +95,11 @@ class Trials:
         took = time.monotonic() - began
         if passed and took < SLOW:
             self._time[item] = took
-            for each in lines:
+            for each in lines | {(path, MODULE) for path, _ in lines}:
                 self._reached[each].append(item)
 
     def _noticed_by(self, mutant: Mutant) -> str:
-        tests = self._reached[str(mutant.path), mutant.line]
+        tests = self._reached[str(mutant.path), mutant.line if mutant.in_function else MODULE]
         tests.sort(key=self._time.__getitem__)
         try:
             if is_noticed(mutant, lambda: not all(map(_passes, tests))):
