@@ -116,9 +116,15 @@ def _other_operator(node: Any) -> Iterator[tuple[int, str]]:
 def _other_constant(node: ast.AST) -> Iterator[tuple[int, str]]:
     if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
         before = node.value
-        node.value = not before if isinstance(before, bool) else 2 * before if isinstance(before, float) else before + 1
+        node.value = _other(before)
         yield node.lineno, f"{before} is {node.value}"
         node.value = before
+
+
+def _other(value: bool | int | float) -> bool | int | float:
+    if isinstance(value, bool):
+        return not value
+    return 2 * value if value and isinstance(value, float) else value + 1
 
 
 def _other_guard(node: ast.AST) -> Iterator[tuple[int, str]]:

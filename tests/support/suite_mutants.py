@@ -26,7 +26,7 @@ from _pytest.runner import runtestprotocol
 from simulation.mutants import PACKAGE, Mutant, fails_in_simulation, fails_in_walks, is_noticed, mutants
 from tests.support.deployments import deployment_of
 
-FOLDERS = ["tests/unit", "tests/waiting", "tests/locks", "tests/failures"]
+FOLDERS = ["tests/unit", "tests/waiting", "tests/locks", "tests/failures", "tests/stores/test_waiting_ops.py"]
 
 SLOW = 2.0
 """Seconds: a test that takes longer is not run for each mutant."""
