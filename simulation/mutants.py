@@ -121,7 +121,7 @@ def _other_constant(node: ast.AST) -> Iterator[tuple[int, str]]:
         node.value = before
 
 
-def _other(value: bool | int | float) -> bool | int | float:
+def _other(value: bool | float) -> bool | float:
     if isinstance(value, bool):
         return not value
     return 2 * value if value and isinstance(value, float) else value + 1
