@@ -18,6 +18,7 @@ from tests.support.closing_probes import is_cut
 from tests.support.default_keys import key_of
 from tests.support.probes import connection_of, intercept_notices, nodes_of
 from tests.support.servers import Server
+from tests.support.shifted_clock import Shifted, shifted
 from tests.support.waiters import LIMIT, back, in_queue, queue, until, urls_of
 
 pytestmark = pytest.mark.both_loops("the loop closes the transports")
@@ -254,18 +255,24 @@ async def test_a19_a_waiter_before_those_of_the_closing_client_is_notified(five:
         await asyncio.gather(*own, return_exceptions=True)
 
 
-async def test_a19_a_waiter_behind_marks_that_the_client_has_not_read(five: Sequence[Server], name: str) -> None:
+@pytest.mark.parametrize("late", [False, True])
+async def test_a19_a_waiter_behind_marks_that_the_client_has_not_read(
+    five: Sequence[Server], name: str, late: bool
+) -> None:
     """The servers have marked the hold of a client for waiters of its own, and it closes before it reads that. The own
     command of a server does not release a marked hold, so the release would be repeated, after the last withdrawal has
-    served the queue: nobody would notify the waiter of another client."""
-    servers = five[:3]
-    async with client_of(servers, LIMIT) as client, client_of(servers, LIMIT) as other:
+    served the queue: nobody would notify the waiter of another client. `late`: its loop was blocked beyond the lease,
+    so the hold ends by the clock and not by the close."""
+    servers, clock = five[:3], Shifted()
+    late_client = shifted(urls_of(servers), clock, lease=LEASE, max_lease=LEASE, node_timeout=LIMIT, patience=LIMIT)
+    async with late_client if late else client_of(servers, LIMIT) as client, client_of(servers, LIMIT) as other:
         held = await client(name, fair=True).acquire(timeout=None)
         intercept_notices(client, lambda index, notice: None)
         own = [asyncio.create_task(client(name, fair=True).acquire(timeout=None)) for _ in range(3)]
         await until(in_queue(servers, name, 3))
         waiting = asyncio.create_task(other(name, fair=True).acquire(timeout=None))
         await until(in_queue(servers, name, 4))
+        clock.jump(LEASE)
         await client.aclose()
         async with asyncio.timeout(LIMIT):
             lease = await waiting

@@ -8,10 +8,12 @@ import asyncio
 import pytest
 
 from asynclock import LockLost, Redlock
+from asynclock.events import LoopLagged, Lost
 from tests.support.cancelled_waits import Make
 from tests.support.probes import acquisitions_of, asked_id, hold_of, id_of
 from tests.support.shifted_clock import Shifted, shifted
 from tests.support.still_clock import Still, TenureRecord, turns
+from tests.support.told import told
 from tests.support.waiters import LIMIT, LONG
 
 nodes = pytest.mark.parametrize("nodes", [1, 5])
@@ -82,6 +84,43 @@ async def test_release_all_in_a_block_whose_lease_is_over(
                 await client.release_all()
         assert lost.value.reason == reason
         assert not await client(name).locked()
+
+
+@nodes
+@limits
+async def test_a_close_after_the_end_of_a_lease_says_why_it_ended(
+    shared_urls: list[str], name: str, nodes: int, limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop was blocked beyond the lease, and the client closes before any timer runs. The lease is lost for the
+    reason of its end, with a WARNING, because the body worked without the lock; and the name is free."""
+    options, reason = PAST[limit]
+    clock = Shifted()
+    async with shifted(shared_urls[:nodes], clock) as client, shifted(shared_urls[:nodes], clock) as other:
+        lease = await client(name, **options).acquire(timeout=None)
+        with told(client) as seen:
+            clock.jump(10.0)
+            await client.aclose()
+        assert [event.reason for event in seen.of(Lost)] == [reason]
+        with pytest.raises(LockLost) as lost:
+            await lease.release()
+        assert lost.value.reason == reason
+        lines = [each.levelname for each in caplog.records if getattr(each, "asynclock_event", "") == "Lost"]
+        assert lines == ["WARNING"]
+        assert not await other(name).locked()
+
+
+@nodes
+async def test_a_close_after_a_blocked_loop_reports_the_block(name: str, nodes: int) -> None:
+    """The timer that measures how late the loop is has not run yet, and the close stops it: LoopLagged is told once."""
+    still = Still(nodes, name)
+    async with still.client() as client:
+        lease = await client(name).acquire(timeout=None)
+        with told(client) as seen:
+            still.clock.block(60.0)
+            await client.aclose()
+            still.clock.advance(60.0)
+        assert [round(event.seconds) for event in seen.of(LoopLagged)] == [58]  # the first beat was due after 2.5 s
+        assert not lease.held
 
 
 @nodes
@@ -162,14 +201,11 @@ async def test_max_hold_of_a_passed_hold_counts_from_its_own_beginning(name: str
         assert not passed.held
 
 
-ENDS = pytest.mark.parametrize("end", ["lost", "lost-in-block", "closed"])
-
-
 @nodes
-@ENDS
+@pytest.mark.parametrize("end", ["lost", "lost-in-block", "closed", "closed-late"])
 async def test_min_hold_outlives_a_loss_and_a_close(name: str, nodes: int, end: str) -> None:
-    """The tenure is over after a second, by max_hold or because its client closes: the name stays taken until min_hold
-    is over, and is free from then on."""
+    """The tenure is over after a second, by max_hold or because its client closes, also where no timer has run since:
+    the name stays taken until min_hold is over, and is free from then on."""
     still = Still(nodes, name)
     began = still.clock.now()
     async with still.client(min_hold=5.0, max_hold=1.0 if end != "closed" else 9.0) as client, still.client() as other:
@@ -180,8 +216,8 @@ async def test_min_hold_outlives_a_loss_and_a_close(name: str, nodes: int, end: 
                     await asyncio.Event().wait()
         else:
             lease = await client(name).acquire(timeout=None)
-            still.clock.advance(1.02)
-            if end == "closed":
+            (still.clock.block if end == "closed-late" else still.clock.advance)(1.02)
+            if end.startswith("closed"):
                 await client.aclose()
             with pytest.raises(LockLost):
                 await lease.release()
@@ -194,7 +230,7 @@ async def test_min_hold_outlives_a_loss_and_a_close(name: str, nodes: int, end: 
         await after.release()
 
 
-@ENDS
+@pytest.mark.parametrize("end", ["lost", "lost-in-block", "closed"])
 async def test_min_hold_outlives_a_loss_and_a_close_on_servers(make: Make, name: str, end: str) -> None:
     """The same on each deployment, as far as a test without waiting can see: the name rests, and no other client gets
     in."""
