@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from sys import _getframe as frame_at
 from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
@@ -134,32 +135,45 @@ class Lock:
         if session.limited:  # the stores may have been unknown when this lock was made
             session.check_supported(self._wish())
         terms = self._terms(task, wait)
+        take = self._take_plain if wait == 0 and not self._settings.fencing else self._take
         try:
             if session.observers.active:
-                taken = await self._take_observed(session, terms, opened_in)
+                taken = await self._take_observed(take, session, terms, opened_in)
             else:
-                taken = await self._take(session, terms)
+                taken = await take(session, terms)
             if isinstance(taken, Tenure):
                 self._kept.add(taken)
                 return taken
-            refusal = taken._replace(waited=opened_in + taken.waited)
-            if wait == 0 and not self._settings.fencing:  # a plain SET does not say who holds the key, or what it is
-                found = (await self._peek()).holder()
-                refusal = refusal if found is None else refusal._replace(holder=found.holder, left=found.left)
+            return taken._replace(waited=opened_in + taken.waited)
         except WrongKind:
             raise (await wrong_kind(session, self._parts)) from None
         finally:
             del task, terms  # the error with which a task ends refers to this frame: a cycle would stay
-        return refusal
 
-    async def _take_observed(self, session: Session, terms: Terms, opened_in: float) -> Tenure | NoLease:
-        """As `_take`, and emits an event for the outcome. `opened_in`: seconds for which the caller has waited for
+    async def _take_plain(self, session: Session, terms: Terms) -> Tenure | NoLease:
+        """As `_take`, for one try without fencing: a plain SET does not say who holds the key, or what it is, so a
+        refusal asks for that. Without an answer the refusal stays as it is: a majority has refused."""
+        taken = await self._take(session, terms)
+        if not isinstance(taken, Tenure):
+            with suppress(QuorumUnavailable):
+                if (found := (await self._peek()).holder()) is not None:
+                    return taken._replace(holder=found.holder, left=found.left)
+        return taken
+
+    async def _take_observed(
+        self,
+        take: Callable[[Session, Terms], Coroutine[Any, Any, Tenure | NoLease]],
+        session: Session,
+        terms: Terms,
+        opened_in: float,
+    ) -> Tenure | NoLease:
+        """As `take`, and emits an event for the outcome. `opened_in`: seconds for which the caller has waited for
         connections."""
         began = session.clock.now() - opened_in
         event: type[Acquired | TimedOut | Unavailable] | None = None
         taken: Tenure | NoLease | None = None
         try:
-            taken = await self._take(session, terms)
+            taken = await take(session, terms)
             event = Acquired if isinstance(taken, Tenure) else TimedOut
         except QuorumUnavailable:
             event = Unavailable

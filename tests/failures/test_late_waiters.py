@@ -16,10 +16,11 @@ from asynclock.protocol.acquisition import Acquisition
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import acquisitions_of, nodes_of
+from tests.support.proxy import KeepingProxy
 from tests.support.servers import Server
 from tests.support.still_clock import Far, Still, idle, turns
 from tests.support.told import told
-from tests.support.waiters import LIMIT, LONG, until, urls_of
+from tests.support.waiters import LIMIT, LONG, back, until, urls_of
 from tests.support.waiting_probes import late_waiters_of
 
 both = pytest.mark.parametrize("nodes", [1, 5])
@@ -196,3 +197,31 @@ async def test_b11_late_waiters_that_are_cancelled_are_forgotten(name: str) -> N
         far.rtt = 0.0
         first.cancel()
         await asyncio.wait([first])
+
+
+@both
+@pytest.mark.parametrize("dies", [False, True])
+async def test_f19_a_refusal_of_servers_that_then_fall_silent(
+    five: list[Server], name: str, nodes: int, dies: bool
+) -> None:
+    """A try without fencing is refused by SET, and asks who the holder is. The servers read nothing any more, or their
+    connections break: None, as a majority has refused, and TimedOut."""
+    async with AsyncExitStack() as stack:
+        fronts = [KeepingProxy(each.path.with_suffix(".keep"), each.path) for each in five[:nodes]]
+        for front in fronts:
+            await stack.enter_async_context(front)
+        holder = await stack.enter_async_context(Redlock(*urls_of(five[:nodes])))
+        client = await stack.enter_async_context(Redlock(*(front.url for front in fronts), node_timeout=1.0))
+        await back(client)
+        async with holder(name, lease=LONG):
+            for front in fronts:
+                front.keep(b"peek")
+            with told(client) as seen:
+                trying = asyncio.create_task(client(name, fencing=False).acquire(timeout=0))
+                async with asyncio.timeout(LIMIT):
+                    for front in fronts:
+                        await front.has_kept.wait()
+                        if dies:
+                            front.cut()
+                    assert await trying is None
+            assert seen.named() == ["TimedOut"]

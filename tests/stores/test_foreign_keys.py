@@ -16,6 +16,7 @@ from asynclock.locks.admin import is_listed
 from asynclock.rules.model import DONE, ID_LENGTH, RESTING
 from tests.support.default_keys import PREFIX, key_of, keys_of
 from tests.support.servers import Server
+from tests.support.told import told
 from tests.support.waiters import LIMIT, PATIENT, decided, urls_of
 
 both = pytest.mark.parametrize("nodes", [1, 3])
@@ -85,6 +86,20 @@ async def test_d11_a_key_of_another_type_is_an_error_at_once(
                     with pytest.raises(ConfigError, match=says):
                         await ask()  # type: ignore[operator]
             assert [cli.dump(key_of(here)) for cli in clis] == dumped
+
+
+@both
+@pytest.mark.parametrize("kind", KINDS)
+async def test_d11_an_acquire_that_finds_a_key_of_another_type_tells_no_event(
+    five: list[Server], name: str, nodes: int, kind: str
+) -> None:
+    """It raises ConfigError, so no metric counts it as an acquire that timed out."""
+    async with opened(five[:nodes]) as (client, clis):
+        for cli in clis:
+            cli.hset(key_of(name), "a", "b")
+        with told(client) as seen, pytest.raises(ConfigError):
+            await KINDS[kind](client, name).acquire(timeout=0)
+        assert not seen.named()
 
 
 @both
