@@ -16,7 +16,7 @@ class NodeCounts(NamedTuple):
     """One node."""
 
     node: str  # its address, without a password
-    up: bool  # whether it can be asked now; a node in quarantine can, but casts no vote
+    up: bool  # whether it can be asked now, and was not reported as down; a node in quarantine is up, but does not vote
     rtt: float | None  # seconds of a round trip, measured a short while ago; None: not measured yet
 
 
@@ -38,7 +38,11 @@ def counts(session: Session) -> Counts:
             holds.add(id(found))
     waiting = sum(isinstance(each, Acquisition) and each.terms.had_to_wait for each in list(session.machine.under_way))
     nodes = tuple(
-        NodeCounts(node.label, node.error is None, node.rtt() if isinstance(node, Measured) else None)
+        NodeCounts(
+            node.label,
+            node.error is None and node.label not in session.down,
+            node.rtt() if isinstance(node, Measured) else None,
+        )
         for node in session.quorum.nodes
     )
     return Counts(len(holds), waiting, nodes)

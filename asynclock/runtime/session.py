@@ -19,7 +19,7 @@ from asynclock._clock import SYSTEM, wait_ended
 from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_closed
 from asynclock._loop import no_loop, own_task, running_task
 from asynclock._options import RESERVED, THREAD, LockSettings, node_timeout
-from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
+from asynclock.events import LoopLagged, Lost, NodeDown, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.protocol.core import SLICE
 from asynclock.protocol.machine import Machine
 from asynclock.protocol.terms import owner_of
@@ -95,6 +95,7 @@ class Session:
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
         self._votes = False  # somebody wants to know whether a majority would vote
+        self.down: set[str] = set()  # the labels of the nodes that were reported as down, and not as up since
         self._quarantines: dict[str, Event] = {}  # node -> its Quarantined event, held back until the session is open
 
     def check(self) -> None:
@@ -254,6 +255,10 @@ class Session:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
         for a moment only, and no event is emitted."""
         self.machine.reported(event)
+        if isinstance(event, NodeDown):
+            self.down.add(event.node)
+        elif isinstance(event, NodeUp):
+            self.down.discard(event.node)
         if isinstance(event, Quarantined) and self._opening is not None and not self._opening.done():
             self._quarantines[event.node] = event
         elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:

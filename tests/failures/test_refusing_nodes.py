@@ -32,6 +32,12 @@ def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
+def ups(client: Redlock) -> list[bool]:
+    """Which of its nodes count as up, in metrics."""
+    (counts,) = client._counts_of_sessions()
+    return [node.up for node in counts.nodes]
+
+
 async def test_f22_a_node_that_refuses_every_op_is_told_as_down(
     five: Sequence[Server], name: str, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -50,6 +56,18 @@ async def test_f22_a_node_that_refuses_every_op_is_told_as_down(
             assert seen.of(NodeDown) == [down]
     assert len(reports(caplog)) == 1
     assert [str(each.message) for each in recwarn if each.category is RuntimeWarning] == []
+
+
+async def test_f22_a_node_that_refuses_every_op_counts_as_down(five: Sequence[Server], name: str) -> None:
+    """Metrics say the same as the events: it is down, although it is connected, until it votes."""
+    async with aclosing(Redlock(five[0].user("-@scripting"), *urls_of(five[1:3]), **PATIENT)) as client:
+        with told(client) as seen:
+            async with client(name):
+                await until(lambda: len(seen.of(NodeUp)) == 2 and seen.of(NodeDown))
+            assert ups(client) == [False, True, True]
+            five[0].allow("+@all")
+            await until(lambda: len(seen.of(NodeUp)) == 3)
+            assert ups(client) == [True, True, True]
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -77,7 +95,7 @@ async def test_f22_a_right_that_is_taken_is_told(five: Sequence[Server], name: s
 
 
 async def test_f22_a_master_of_a_cluster_that_refuses_every_op(shared_cluster: Cluster) -> None:
-    """The cluster is reported as down, with the slots that serve no names, until all masters vote."""
+    """The cluster is reported and counts as down, with the slots that serve no names, until all masters vote."""
     for each in shared_cluster.masters:
         each.cli("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all")
     master = shared_cluster.masters[0]
@@ -91,8 +109,10 @@ async def test_f22_a_master_of_a_cluster_that_refuses_every_op(shared_cluster: C
                 (down,) = seen.of(NodeDown)
                 assert "serves no names in slots 0-" in down.error
                 assert "NOPERM" in down.error
+                assert ups(client) == [False]
                 master.cli("ACL", "SETUSER", "worker", "+@all")
                 await until(lambda: seen.of(NodeUp))
+                assert ups(client) == [True]
     finally:
         for each in shared_cluster.masters:
             each.cli("ACL", "DELUSER", "worker")
