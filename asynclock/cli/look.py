@@ -23,6 +23,7 @@ from asynclock.cli.output import (
     who,
     why,
     why_taken,
+    write,
 )
 from asynclock.cli.program import Code, complain, log
 from asynclock.locks.admin import BREAK_FOREIGN
@@ -105,7 +106,7 @@ def ls(
     if as_json:
         print_json(found)
     else:
-        print(listing(found, all_names))
+        write(listing(found, all_names))
     if error is not None:
         raise error
 
@@ -132,14 +133,14 @@ def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson
         print_json(info)
         return
     permits = "" if info.free is None else f", {count(info.free, 'permit')} free"
-    print(f"{printable(name)}: {printable(info.kind) or 'free'}{permits}, last fencing token {info.fence or 'unknown'}")
+    write(f"{printable(name)}: {printable(info.kind) or 'free'}{permits}, last fencing token {info.fence or 'unknown'}")
     if info.holders:
         rows = [(holder_of(each), age(each.since), left(each), each.metadata) for each in info.holders]
-        print("\n" + table(("HOLDER", "SINCE", "LEFT", "NOTE"), rows))
+        write("\n" + table(("HOLDER", "SINCE", "LEFT", "NOTE"), rows))
     if info.waiters:
         waiters = [(who(each.host, each.pid), age(each.since), str(each.tasks)) for each in info.waiters]
-        print("\n" + table(("WAITER", "SINCE", "TASKS"), waiters))
-    print("\n" + table(("SERVER", "SAYS"), list(info.nodes.items())))
+        write("\n" + table(("WAITER", "SINCE", "TASKS"), waiters))
+    write("\n" + table(("SERVER", "SAYS"), list(info.nodes.items())))
 
 
 def break_(
@@ -174,7 +175,7 @@ def break_(
     if as_json:
         print_json({"name": name, "broken": broken})
     elif broken:
-        print(f"{printable(name)} is free")
+        write(f"{printable(name)} is free")
     else:
         complain(f"nobody held {printable(name)}", "break")
     raise typer.Exit(Code.OK if broken else Code.NO)
@@ -197,7 +198,7 @@ def health(url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> 
     if as_json:
         print_json(found)
     else:
-        print(health_text(found))
+        write(health_text(found))
     raise typer.Exit(Code.OK if found.ok else Code.UNAVAILABLE)
 
 

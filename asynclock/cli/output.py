@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import time
 from enum import Enum
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._untrusted import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from asynclock.info import Holder, NodeHealth
 
@@ -22,11 +23,40 @@ NO_SPARE = "ok, but no node to spare"
 """What `health` and `doctor` say where a node casts no vote, and no other node may fail."""
 
 
+class Unwritten(Exception):
+    """Stdout cannot be written, as on a full disk."""
+
+
+def write(text: str) -> bool:
+    """Print it on stdout, at once. False: its reader has gone, as with `| head`. That is no error, and the exit code of
+    the command stays what it is. Raises Unwritten."""
+    return _delivered(lambda: print(text, flush=True))
+
+
+def flush() -> None:
+    """Write what is left of stdout. Raises Unwritten. If this is left to Python, it exits with 120 where that fails."""
+    if sys.stdout is not None:
+        _delivered(sys.stdout.flush)
+
+
+def _delivered(write: Callable[[], object]) -> bool:
+    try:
+        write()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer: Python writes it at its end
+        os.close(nowhere)
+        if isinstance(error, BrokenPipeError):
+            return False
+        raise Unwritten(error.strerror) from error
+    return True
+
+
 def print_json(value: Any, *, error: bool = False) -> None:
     """One line, on stdout or stderr. Like `complain`, it ignores an error of stderr."""
     text = json.dumps(plain(value))
     if not error:
-        print(text, flush=True)
+        write(text)
         return
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)

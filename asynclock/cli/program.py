@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout, QuorumUnavailable, Unsupported
 from asynclock._untrusted import printable
+from asynclock.cli import output
 
 log = logging.getLogger("asynclock")
 
@@ -34,6 +35,8 @@ class Code(IntEnum):
     """A majority of the servers is out of reach."""
     LOST = 70
     """The lease was lost."""
+    UNWRITTEN = 74
+    """Stdout cannot be written."""
     HELD = 75
     """Another owner held the name for the whole time."""
     CANNOT_EXECUTE = 126
@@ -71,10 +74,16 @@ class Program(TyperGroup):
         except LockError as error:
             complain(str(error))
             code = code_of(error)
+        except output.Unwritten as error:
+            code = _unwritten(error)
         finally:
             log.removeHandler(quiet)
         if not standalone_mode:
             return code
+        try:
+            output.flush()
+        except output.Unwritten as error:
+            code = _unwritten(error)
         _drop_unwritten()
         sys.exit(int(code) if isinstance(code, int) else Code.OK)
 
@@ -84,6 +93,11 @@ def complain(text: str, command: str = "") -> None:
     who = f"asynclock {command}".rstrip()
     with contextlib.suppress(OSError):
         print(f"{who}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+
+
+def _unwritten(error: output.Unwritten) -> Code:
+    complain(f"stdout cannot be written: {error}")
+    return Code.UNWRITTEN
 
 
 def _drop_unwritten() -> None:

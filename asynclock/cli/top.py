@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asynclock.cli.options import AsJson, Prefix, Urls, client, duration, named_urls
-from asynclock.cli.output import plain, print_json
+from asynclock.cli.output import plain, write
 from asynclock.cli.program import Code
 from asynclock.cli.watching import longest, look, lost, screen
 
@@ -79,12 +80,10 @@ async def _watch(
             seen(moment)
             gone: list[Holder] = [] if before is None else lost(before, moment, rests)
             losses += len(gone)
-            if as_json:
-                print_json(line(moment, gone, losses))
-            elif picture is not None:
+            if picture is not None:
                 picture.show(moment, losses)
-            else:
-                print(screen(moment, losses), flush=True)
+            elif not write(json.dumps(line(moment, gone, losses)) if as_json else screen(moment, losses)):
+                return  # nobody reads it any more
             if iterations is not None:
                 iterations -= 1
                 if not iterations:

@@ -13,7 +13,7 @@ from asynclock.cli.doctor.facts import NodeFacts, facts_of
 from asynclock.cli.doctor.findings import HIDDEN, findings, led_to_one
 from asynclock.cli.doctor.severity import Severity
 from asynclock.cli.doctor.standalone import StoreFacts, ask_votes
-from asynclock.cli.output import count, length, plain, print_json, table
+from asynclock.cli.output import count, length, plain, print_json, table, write
 from asynclock.client import Redlock
 from asynclock.stores import store_for
 from asynclock.stores.port import is_standalone
@@ -120,7 +120,7 @@ def show(examined: Examined, as_json: bool) -> Severity:
     else:
         places = [each.place for each in facts if isinstance(each, StoreFacts) and not each.error]
         nodes = [each for each in facts if isinstance(each, NodeFacts)]
-        print(report(rows, found, places, [HIDDEN] if led_to_one(nodes) else []))
+        write(report(rows, found, places, [HIDDEN] if led_to_one(nodes) else []))
     return worst
 
 
