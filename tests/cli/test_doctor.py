@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asynclock import Redlock
+from asynclock import ConfigError, Redlock
 from asynclock.cli.doctor.facts import facts_of
 from asynclock.stores.redis.replies import ACL_COMMANDS
 from asynclock.stores.redis.store import RedisStore
@@ -202,6 +202,23 @@ def test_a_user_without_rights(server: Server, prefix: str) -> None:
     assert "CLIENT LIST" in found["unchecked"]["what"]
     cli.execute_command("ACL", "SETUSER", "worker", "+client|list")
     assert examined((), "--prefix", prefix, ASYNCLOCK_URLS=url) == (0, {})
+
+
+@pytest.mark.parametrize("command", ["wait", "publish"])
+async def test_a_user_without_a_right_for_min_replicas(servers: Servers, command: str) -> None:
+    """No hold is confirmed then: every acquire raises ConfigError. The advice is a line to copy."""
+    master = servers.start(*DURABLE)
+    url = f"{master.user(f'-{command}')}?min_replicas=1"
+    code, found = examined((), ASYNCLOCK_URLS=url)
+    assert (code, found["acl"]["severity"]) == (2, "error")
+    assert f"forbids {command.upper()} " in found["acl"]["what"]
+    async with aclosing(Redlock(url, node_timeout=5.0)) as redlock:
+        with pytest.raises(ConfigError, match="min_replicas needs"):
+            await redlock("a").acquire(timeout=0)
+    master.allow("reset", "on", ">secret", "+ping", "+info", "+acl|whoami", "+config|get")
+    with master.cli() as cli:
+        cli.execute_command(*examined((), ASYNCLOCK_URLS=url)[1]["acl"]["advice"].split())
+    assert [*examined((), ASYNCLOCK_URLS=url)[1]] == ["replicas", "unchecked"]
 
 
 async def test_each_command_is_tried(server: Server) -> None:

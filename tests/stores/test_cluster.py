@@ -261,6 +261,32 @@ def test_doctor(shared_cluster: Cluster) -> None:
     assert done.returncode == 1
 
 
+async def test_doctor_and_a_user_without_asking(shared_cluster: Cluster, name: str) -> None:
+    """Locks work until a slot is moved: a warning, with a line to copy after which nothing is left to say of it."""
+
+    def examined() -> dict[str, Any]:
+        url = shared_cluster.url.replace("//", "//worker:secret@")
+        done = answered("doctor", "--json", "--prefix", "unused:", ASYNCLOCK_URLS=url)
+        return {each["check"]: each for each in json_of(done)["findings"] if each["check"] in ("acl", "commands")}
+
+    for each in shared_cluster.masters:
+        each.cli("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all", "-asking")
+    try:
+        said = examined()["acl"]
+        assert said["severity"] == "warning"
+        assert "forbids ASKING to the user worker" in said["what"]
+        assert "While a slot is moved" in said["risk"]
+        async with Redlock(shared_cluster.url.replace("//", "//worker:secret@")) as client, client(name):
+            pass
+        for each in shared_cluster.masters:
+            each.cli("ACL", "SETUSER", "worker", "reset", "on", ">secret", "+config|get", "+acl|whoami")
+            each.cli(*said["advice"].split())
+        assert examined() == {}
+    finally:
+        for each in shared_cluster.masters:
+            each.cli("ACL", "DELUSER", "worker")
+
+
 # -- host names --------------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,10 @@ def test_a_version_that_is_no_number() -> None:
         ({"refused": ("publish",)}, "acl", Severity.WARNING),
         ({"refused": ("scan",)}, "acl", Severity.WARNING),
         ({"refused": ("set",)}, "acl", Severity.ERROR),
+        ({"refused": ("info",)}, "acl", Severity.WARNING),
+        ({"refused": ("info",), "min_replicas": 1, "role": ""}, "acl", Severity.ERROR),
+        ({"refused": ("asking",)}, "acl", Severity.WARNING),
+        ({"unknown": ("wait",), "min_replicas": 1, "role": ""}, "commands", Severity.ERROR),
     ],
 )
 def test_one_finding(facts: dict[str, Any], check: str, severity: Severity) -> None:

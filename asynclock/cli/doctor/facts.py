@@ -307,6 +307,10 @@ class _Questions:
         """Send each command that locks need."""
         facts, key = self._facts, f"{self._prefix}{RESERVED}doctor"
         wanted = {each: _harmless(each, key) for each in ACL_COMMANDS}
+        if facts.min_replicas:
+            wanted["wait"] = ("WAIT", "0", "1")
+        if facts.cluster is not None:
+            wanted = {"asking": ("ASKING",), **wanted}  # the next command ends what it permits
         asked = {each: command for each, command in wanted.items() if command}
         answers = await self._many(*asked.values())
         facts.refused = tuple(each for each, said in zip(asked, answers, strict=True) if is_refusal(said))

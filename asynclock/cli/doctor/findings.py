@@ -32,7 +32,11 @@ _OLDEST = (6, 2)
 _NOTICES = {"publish", "subscribe", "hello|3"}
 _OPERATORS = {"type", "getrange", "scan", "ping", "info", "command|info", "script|load"}
 """Without these commands locks work; the look of operators at them does not, or each op takes longer."""
-
+_CONFIRMS = {"publish", "info"}
+"""`min_replicas` needs these, too, to ask whether the replicas have a grant."""
+_MOVES = {"asking"}
+"""Without it locks in a cluster work. While a slot is moved, a server takes commands with one key after ASKING. Those
+with several keys wait for the end of the move."""
 
 HIDDEN = (
     f"Each address was connected to {CONNECTIONS} times, and led to one server. A balancer that chooses the server by "
@@ -298,18 +302,18 @@ def _permissions(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     for each in facts:
         if each.refused:
             refused = set(each.refused)
-            vital = refused - _NOTICES - _OPERATORS
+            vital = _vital(refused, each)
             yield Finding(
                 Severity.ERROR if vital else Severity.WARNING,
                 "acl",
                 (each.node,),
                 f"{each.node} forbids {_listed(each.refused)} to the user {printable(each.user) or 'of the url'}.",
                 "Locks cannot be acquired, renewed or released." if vital else _less(refused),
-                acl_rule(each.user, terms.prefix),
+                acl_rule(each.user, terms.prefix, *_more_commands(each)),
             )
         if each.unknown and each.mode != "sentinel":
             unknown = set(each.unknown)
-            vital = unknown - _NOTICES - _OPERATORS
+            vital = _vital(unknown, each)
             yield Finding(
                 Severity.ERROR if vital else Severity.WARNING,
                 "commands",
@@ -335,16 +339,34 @@ def _unchecked(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
             )
 
 
+def _vital(commands: set[str], facts: NodeFacts) -> set[str]:
+    """Those of the commands without which a server keeps no locks."""
+    spared = _NOTICES | _OPERATORS | _MOVES
+    return commands - (spared - _CONFIRMS if facts.min_replicas else spared)
+
+
 def _less(commands: set[str]) -> str:
     """What does not work without these commands, if locks do."""
+    if commands & _MOVES:
+        return "While a slot is moved to another master, names in it cannot be acquired with fencing=False."
     return "Waiters are not notified, and poll." if commands & _NOTICES else "Some commands of operators fail."
 
 
-def acl_rule(user: str, prefix: str) -> str:
-    """The command that gives a user what locks need."""
+def _more_commands(facts: NodeFacts) -> list[str]:
+    """What a user needs beside the rule of every server."""
+    more = ["wait"] if facts.min_replicas else []
+    if facts.cluster is not None:
+        more += ["cluster|slots", "asking"]
+        if facts.product == "valkey" or _numbers(facts.version) >= (7, 0):  # an older one refuses a rule with these
+            more += ["ssubscribe", "spublish", "pubsub|shardnumsub"]
+    return more
+
+
+def acl_rule(user: str, prefix: str, *more: str) -> str:
+    """The command that gives a user what locks need, and `more` commands."""
     keys = f"~{prefix}*" if "{" not in prefix else f"~{prefix}* ~{RESERVED}*"
     who = f"{user} on" if user and user != "default" else "NAME on >PASSWORD"
-    return f"ACL SETUSER {who} {keys} &{RESERVED}* {' '.join(f'+{each}' for each in ACL_COMMANDS)}"
+    return f"ACL SETUSER {who} {keys} &{RESERVED}* {' '.join(f'+{each}' for each in (*ACL_COMMANDS, *more))}"
 
 
 def _prefix(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
