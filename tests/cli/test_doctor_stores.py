@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import sqlite3
+import subprocess
 import tempfile
 from asyncio import sleep
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from asynclock.cli.doctor.standalone import VOTES, StoreFacts, ask_votes
 from asynclock.stores import MemoryStore
 from asynclock.stores.sql.engines import url_of as engine_url
 from tests.support.commands import answered, examined
+from tests.support.services import needs, program
 from tests.support.services.mariadb import own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql, pgbouncer, until
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers, url_of
@@ -190,6 +192,27 @@ def test_a_replica_of_postgresql() -> None:
             if standby is not None:
                 standby.stop()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_subscriber_of_postgresql_is_no_replica() -> None:
+    """No failover promotes a subscriber of logical replication, such as one that copies changes to a queue. A user
+    without rights sees that, too."""
+    (subscriber,) = needs("PostgreSQL", program("pg_recvlogical", "/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin"))
+    with own_postgresql(**DURABLE, wal_level="logical") as server:
+        use(server.url)
+        sql(server.url, "CREATE USER guest", "GRANT SELECT, INSERT, UPDATE, DELETE ON asynclock TO guest")
+        server.ask("SELECT pg_create_logical_replication_slot('changes', 'test_decoding')")
+        where = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-d", "postgres"]
+        command = [str(subscriber), *where, "--slot", "changes", "--start", "-f", os.devnull]
+        reading = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            connected = "SELECT count(*) FROM pg_stat_replication JOIN pg_replication_slots ON active_pid = pid"
+            until(lambda: server.ask(connected) == "1", "the subscriber does not connect")
+            assert doctor(server.url) == (0, {})
+            assert "failover" not in doctor(server.url.replace("postgres@", "guest@"))[1]
+        finally:
+            reading.kill()
+            reading.wait()
 
 
 def test_a_database_that_is_down(durable: PostgreSQL) -> None:

@@ -49,6 +49,13 @@ OLD = 60.0
 _BEHIND = 100_000
 """Transactions by which a replication slot may be behind before it is reported."""
 
+_STANDBYS = (
+    "SELECT count(*) FROM pg_stat_replication r WHERE r.state IS DISTINCT FROM 'backup' AND NOT EXISTS "
+    "(SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')"
+)
+"""The number of standbys. No failover promotes a subscriber of logical replication. A user without rights sees that
+there is a replica, and not its state."""
+
 _KEEPERS = {
     "open transactions": (
         "SELECT 'session', CAST(pid AS text), concat_ws(', ', usename, state), "
@@ -281,9 +288,7 @@ class _Questions:
             facts.product, facts.version, facts.user = "postgresql", version.split()[0], str(user)
             facts.standby, facts.role = standby, "standby" if standby else "primary"
             facts.settings = {name: value for name, value in zip(_POSTGRESQL, found, strict=True) if value is not None}
-        # A user without rights sees that there is a replica, and not its state.
-        backup = "state IS DISTINCT FROM 'backup'"
-        for (replicas,) in await self._ask("replicas", f"SELECT count(*) FROM pg_stat_replication WHERE {backup}"):  # noqa: S608
+        for (replicas,) in await self._ask("replicas", _STANDBYS):
             facts.replicas = replicas
         schema, _, _ = facts.table.rpartition(".")
         for (may,) in await self._ask(
