@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import traceback
 from contextlib import aclosing
 
 import pytest
 
 from asynclock import ConfigError, Redlock
 from asynclock._flood import BURST
+from asynclock.events import NodeDown
 from asynclock.stores.redis.replies import Fault, ServerError, fault_of, unknown_command
 from asynclock.stores.redis.scripts import SCRIPTS
+from tests.support.commands import answered
 from tests.support.default_keys import key_of
 from tests.support.servers import Server, Servers
+from tests.support.told import told
 from tests.support.waiters import LONG, PATIENT, until
 
 DEL_AT = next(at for at, line in enumerate(SCRIPTS[""].splitlines(), 1) if line.endswith("redis.call('DEL', hold)"))
@@ -47,6 +52,14 @@ def test_other_errors_are_not_about_an_unknown_command(reply: str) -> None:
     assert unknown_command(reply) == ""
 
 
+@pytest.mark.parametrize("code", ["ERR", "LOADING"])
+def test_an_error_reply_repeats_no_argument(code: str) -> None:
+    """The argument of AUTH is a token that a provider renewed, and its refusal is logged."""
+    error = ServerError(f"{code} unknown command 'AUTH', with args beginning with: 'worker' 'a token' ")
+    assert "unknown command 'AUTH'" in str(error)
+    assert "token" not in str(error)
+
+
 def without(servers: Servers, *commands: str) -> Server:
     """A server that does not know these commands."""
     return servers.start(*(word for each in commands for word in ("--rename-command", each, "")))
@@ -61,6 +74,28 @@ async def test_c13_an_acquire_names_the_command(servers: Servers, nodes: int, na
             await redlock(name).acquire()
         with pytest.raises(ConfigError, match="does not know MGET"):
             await redlock(name).locked()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_c13_a_server_that_does_not_know_auth_shows_no_secret(
+    servers: Servers, name: str, protocol: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such a server repeats what it was sent. The error does not have that, nor its cause, and neither have events,
+    health, the log and doctor."""
+    caplog.set_level(logging.DEBUG, "asynclock")
+    server = without(servers, "AUTH", "HELLO")
+    url = server.url.replace("unix://", "unix://worker:very-secret@") + f"?protocol={protocol}"
+    async with aclosing(Redlock(url, **PATIENT)) as redlock:
+        with told(redlock) as seen:
+            with pytest.raises(ConfigError, match=r"does not know (AUTH|HELLO) \(.*unknown command") as caught:
+                await redlock(name).acquire(timeout=0)
+            health = await redlock.health()
+    assert seen.of(NodeDown)
+    assert not health.ok
+    doctor = await asyncio.to_thread(answered, "doctor", ASYNCLOCK_URLS=url)
+    assert "does not know" in doctor.stdout
+    shown = [*traceback.format_exception(caught.value), *map(str, seen.all), str(health), caplog.text, doctor.stdout]
+    assert "very-secret" not in "".join(shown)
 
 
 RELEASE = ("DEL", "DELIFEQ", "DELEX")

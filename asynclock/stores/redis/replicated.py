@@ -39,7 +39,7 @@ from asynclock.stores.redis.keys import channel
 from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.remedies import known_cause
-from asynclock.stores.redis.replies import ServerError
+from asynclock.stores.redis.replies import ServerError, for_users
 from asynclock.stores.redis.restarts import fields
 from asynclock.stores.redis.sentinel.node import MasterDialer, SentinelNode
 from asynclock.stores.redis.stages import NodeState, Stage
@@ -199,7 +199,8 @@ class Confirmer:
             return error
         if (known := known_cause(self._node.label, error)) is not None:
             return known
-        return ConnectionError(f"{self._node.label}: the replicas could not be asked: {error or repr(error)}")
+        why = for_users(str(error)) or repr(error)
+        return ConnectionError(f"{self._node.label}: the replicas could not be asked: {why}")
 
     async def _wait(self, limit: float) -> int:
         """The number of replicas that have all that the server had written by now, after `limit` seconds at most."""

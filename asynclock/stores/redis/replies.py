@@ -132,10 +132,14 @@ _PLACE = re.compile(
 )
 """The text by which an error names the script and the line of a command."""
 
+_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
+"""The text by which a server repeats the arguments of a command that it does not know. Those of AUTH are secret."""
 
-def without_place(text: str) -> str:
-    """The error of a server for its users, who do not know the script."""
-    return _PLACE.sub("", text)
+
+def for_users(text: str) -> str:
+    """The error of a server as its users may read it: without the script, which they do not know, and without the
+    arguments of the command. Pure."""
+    return _PLACE.sub("", _ARGUMENTS.sub("", text))
 
 
 class ServerError(Exception):
@@ -144,7 +148,7 @@ class ServerError(Exception):
     def __str__(self) -> str:
         text = super().__str__()
         advice = _ADVICE.get(code_of(self))
-        return printable(f"{without_place(text).rstrip('.')}; {advice}" if advice else text)
+        return printable(f"{for_users(text).rstrip('.')}; {advice}" if advice else _ARGUMENTS.sub("", text))
 
 
 def code_of(error: ServerError) -> str:
@@ -181,7 +185,7 @@ def is_half_done(error: ServerError) -> bool:
 
 def is_about_native_release(error: ServerError) -> bool:
     """Whether the error is about the server's own compare-and-delete command."""
-    about = str(error).lower().partition("with args")[0]  # the arguments may contain any word
+    about = str(error).lower()
     return any(command[0].lower() in about for command in NATIVE_RELEASES)
 
 
@@ -200,8 +204,9 @@ def unknown_command(text: str, script: str = "") -> str:
 def config_error(label: str, error: BaseException, script: str = "") -> ConfigError:
     """The error to raise: which node refuses, why, and what the user can do."""
     if unknown := unknown_command(str(error), script):
+        why = for_users(str(error))
         return ConfigError(
-            f"{label} does not know {unknown} ({error}): let the server have all of {_ALL}, under their own names"
+            f"{label} does not know {unknown} ({why}): let the server have all of {_ALL}, under their own names"
         )
     code = code_of(ServerError(str(error)))
     if isinstance(error, NoPermissionError):
@@ -210,7 +215,7 @@ def config_error(label: str, error: BaseException, script: str = "") -> ConfigEr
         code = "WRONGPASS"
     hint = _HINTS.get(code, "check what the url points to")
     raised = WrongKind if code == "WRONGTYPE" else ConfigError
-    return raised(f"{label} refuses: {without_place(str(error))}; {hint}")
+    return raised(f"{label} refuses: {for_users(str(error))}; {hint}")
 
 
 async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...], *, redirects: bool = False) -> Any:

@@ -29,7 +29,7 @@ from asynclock.stores.redis import reconnect
 from asynclock.stores.redis.connecting import follow
 from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.remedies import SENTINEL_LOGIN, joined
-from asynclock.stores.redis.replies import connect_error, unknown_command
+from asynclock.stores.redis.replies import connect_error, for_users, unknown_command
 from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class Watch:
             try:
                 await self._listen(endpoint, connection)
             except Exception as error:
-                log.debug("asynclock: %s is not listened to: %s", endpoint.label, error)
+                log.debug("asynclock: %s is not listened to: %s", endpoint.label, for_users(str(error)))
             finally:
                 await connection.disconnect(nowait=True)
             if asyncio.get_running_loop().time() - began > _PAUSES[1]:
