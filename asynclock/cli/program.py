@@ -19,6 +19,9 @@ from asynclock.cli import output
 
 log = logging.getLogger("asynclock")
 
+EXAMPLE = "redis://host:6379"
+"""The url in the messages of commands."""
+
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """ClickException. Newer versions of typer have a copy of click of their own, older ones import click."""
 
@@ -112,8 +115,8 @@ def _drop_unwritten() -> None:
 def _refuse(error: Any) -> Code:
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "asynclock"
     text = error.format_message().rstrip(".")
-    if "extra argument" in text and "://" in text:
-        text = "a server is given as --url URL"  # the url may hold a password, which is not repeated
+    if "://" in text.replace(EXAMPLE, ""):  # a url in a wrong place may hold a password, which is not repeated
+        text = "a server is given as --url URL"
     complain(f"{text}: `{path} --help` shows how", path.removeprefix("asynclock").strip())
     return Code.USAGE
 

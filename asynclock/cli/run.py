@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from asynclock._errors import ConfigError
 from asynclock.cli.guard import OnLost
 from asynclock.cli.options import AsJson, MaxLease, Prefix, Urls, client, duration, named_urls
-from asynclock.cli.program import Code
+from asynclock.cli.program import EXAMPLE, Code
 from asynclock.cli.runner import Mode, Plan, Runner
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ def check_memory(once: bool, urls: Sequence[str]) -> None:
     if "memory" in schemes:
         raise typer.BadParameter(
             "memory: locks within one process, and each asynclock run is a process of its own: give --url "
-            "redis://host:6379, or --url embedded: for this machine"
+            f"{EXAMPLE}, or --url embedded: for this machine"
         )
     if once and "embedded" in schemes:
         raise typer.BadParameter(
             "--once needs a server that remembers the run. An embedded server ends with the last program that uses it: "
-            "give --url redis://host:6379"
+            f"give --url {EXAMPLE}"
         )
 
 

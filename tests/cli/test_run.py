@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import HOLDS, Begin, asynclock, environment, python
+from tests.support.commands import HOLDS, Begin, answered, asynclock, environment, python
 from tests.support.servers import Server, Servers
 
 
@@ -237,12 +237,29 @@ def test_wrong_usage(server: Server, args: list[str]) -> None:
     assert re.match(r"asynclock( \w+)?: ", result.stderr)
 
 
-def test_a_url_without_its_option() -> None:
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["doctor", "redis://:secret@127.0.0.1:1"],
+        ["redis://:secret@127.0.0.1:1", "ls"],
+        ["ls", "--redis://127.0.0.1:1?password=secret"],
+        ["doctor", "--lease", "redis://:secret@127.0.0.1:1"],
+        ["top", "--interval", "redis://:secret@127.0.0.1:1"],
+    ],
+)
+def test_a_url_without_its_option(args: list[str]) -> None:
     """The error names the option, and does not repeat the password of the url."""
-    done = asynclock("doctor", "redis://:secret@127.0.0.1:1")
+    done = answered(*args)
     assert done.returncode == 64
     assert "--url URL" in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_an_error_with_an_example_of_a_url() -> None:
+    """It is shown: it repeats nothing of the command line."""
+    done = answered("run", "order:42", "--url", "memory:", "--", "true")
+    assert done.stderr.startswith("asynclock run: Invalid value: memory: locks within one process")
+    assert "give --url redis://host:6379" in done.stderr
 
 
 def test_without_a_command() -> None:
