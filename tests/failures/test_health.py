@@ -19,6 +19,7 @@ from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import PROBE
 from asynclock.stores.redis.checks import Mode, mode_of
 from asynclock.stores.redis.scripts import PROBE_SCRIPT, SCRIPTS
+from tests.support.commands import examined
 from tests.support.ports import free_port
 from tests.support.probes import listens
 from tests.support.servers import START, Server, Servers, run
@@ -340,6 +341,33 @@ async def test_d12_a_cluster_of_one_node(servers: Servers) -> None:
     """It keeps each name, so it votes."""
     async with _cluster(servers, [(0, 16383)]) as (node,):
         assert (await one(node.url)).ok
+
+
+async def test_d12_doctor_and_nodes_of_a_cluster(servers: Servers, name: str) -> None:
+    """A node that lacks slots is an error. One that has all slots, or that of a prefix with a hash tag, keeps locks: a
+    warning, as a slot can move."""
+
+    def mode(node: Server, prefix: str) -> str:
+        return str(examined(node, "--prefix", prefix)[1]["mode"]["severity"])
+
+    async with _cluster(servers, [(0, 8191), (8192, 16383)]) as nodes:
+        assert [mode(each, "lock:") for each in nodes] == ["error", "error"]
+        assert [mode(each, "{3}:") for each in nodes] == ["warning", "error"]  # the tag 3 has the slot 1584
+        async with Redlock(nodes[0].url, prefix="{3}:") as client, client(name):
+            pass
+        with nodes[0].cli() as cli:
+            cli.execute_command("CLUSTER", "DELSLOTS", 0)
+        await until(lambda: b"cluster_state:fail" in nodes[0].cli().execute_command("CLUSTER", "INFO"))
+        assert mode(nodes[0], "{3}:") == "error"
+
+
+async def test_d12_doctor_and_a_cluster_of_one_node(servers: Servers) -> None:
+    """It votes, so it is no node that casts no vote."""
+    async with _cluster(servers, [(0, 16383)]) as (node,):
+        code, found = examined(node)
+        assert code == 1
+        assert found["mode"]["severity"] == "warning"
+        assert "redis+cluster" in found["mode"]["advice"]
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------

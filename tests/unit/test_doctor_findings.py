@@ -37,7 +37,9 @@ def test_a_version_that_is_no_number() -> None:
     ("facts", "check", "severity"),
     [
         ({"replicas": 2}, "failover", Severity.WARNING),
-        ({"mode": "cluster"}, "mode", Severity.ERROR),
+        ({"mode": "cluster"}, "mode", Severity.WARNING),
+        ({"mode": "cluster", "elsewhere": "MOVED 0 b:6379"}, "mode", Severity.ERROR),
+        ({"mode": "", "elsewhere": "MOVED 0 b:6379"}, "mode", Severity.ERROR),  # INFO is forbidden
         ({"mode": "sentinel"}, "mode", Severity.ERROR),
         ({"loading": True}, "writes", Severity.ERROR),
         ({"snapshots_fail": True}, "writes", Severity.ERROR),

@@ -14,7 +14,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
@@ -23,6 +30,7 @@ from asynclock.cli.doctor.addresses import servers_at
 from asynclock.cli.doctor.sentinels import SentinelFacts, ask_sentinels
 from asynclock.cli.doctor.severity import CONNECT
 from asynclock.rules.model import MARK, RESTING_MARK, TIMED, is_made_by_asynclock
+from asynclock.stores.redis.checks import probe_keys
 from asynclock.stores.redis.connecting import follow
 from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.keys import channel, mark
@@ -77,6 +85,8 @@ class NodeFacts:
     uptime: float | None = None
     mark: str = ""
     """The run_id that the server had at its first use; "" if it was never used."""
+    elsewhere: str = ""
+    """Why it does not serve all names: it is one node of a cluster, and was named by itself."""
     loading: bool = False
     snapshots_fail: bool = False
     """The last snapshot failed, and the server refuses writes after that."""
@@ -175,6 +185,8 @@ class _Questions:
         await self._keys()
         if self._facts.cluster is not None:
             await self._cluster(self._facts.cluster)
+        else:
+            await self._slots()
         await self._permissions()
 
     async def _many(self, *commands: tuple[str, ...]) -> list[Any]:
@@ -263,6 +275,12 @@ class _Questions:
         cluster.full_coverage = coverage
         milliseconds = number_of(timeout or "")
         cluster.node_timeout = None if milliseconds is None else milliseconds / 1000
+
+    async def _slots(self) -> None:
+        """Whether it has all slots of names, as far as two of them tell, as clients look (`checks.py`)."""
+        for each in await self._many(*(("EXISTS", key) for key in probe_keys(self._prefix))):
+            if is_elsewhere(each):
+                self._facts.elsewhere = str(each)
 
     async def _keys(self) -> None:
         """Look at some of the keys with the prefix."""
@@ -365,6 +383,12 @@ def is_refusal(answer: Any) -> bool:
 def is_unknown(answer: Any) -> bool:
     """Whether the server does not know the command: it is renamed, or disabled."""
     return isinstance(answer, ResponseError) and "unknown command" in str(answer).lower()
+
+
+def is_elsewhere(answer: Any) -> bool:
+    """Whether it is the refusal of a node of a cluster for a key that another node has, or none."""
+    known = isinstance(answer, (AskError, ClusterDownError))  # a MovedError is an AskError; older versions have none
+    return known or (isinstance(answer, ResponseError) and str(answer).startswith(("MOVED ", "ASK ", "CLUSTERDOWN ")))
 
 
 def is_hold(value: str) -> bool:

@@ -153,16 +153,27 @@ def _quorum(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 def _role(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     del terms
     for each in facts:
-        if each.mode in ("sentinel", "cluster") and each.cluster is None:
+        if each.mode == "sentinel" or each.elsewhere:
+            mode = "sentinel" if each.mode == "sentinel" else "cluster"
             yield Finding(
                 Severity.ERROR,
                 "mode",
                 (each.node,),
-                f"{each.node} runs in {each.mode} mode.",
+                f"{each.node} runs in {mode} mode.",
                 "It cannot keep locks by itself.",
                 "Name independent servers, the master behind the Sentinels, or the cluster (redis+cluster://).",
             )
-        elif each.role == "replica":
+            continue
+        if each.mode == "cluster" and each.cluster is None:
+            yield Finding(
+                Severity.WARNING,
+                "mode",
+                (each.node,),
+                f"{each.node} runs in cluster mode, and has all slots that locks need.",
+                "When one of them moves to another node, names in it cannot be locked.",
+                "Name the cluster (redis+cluster://).",
+            )
+        if each.role == "replica":
             yield Finding(
                 Severity.ERROR,
                 "replica",

@@ -64,15 +64,20 @@ async def check_vote(ask: Ask, config: NodeConfig, mode: Mode, label: str, name:
     prefix, tag = config.prefix, config.listener.tag
     at = keys(prefix, name)
     words = ("5", *at[:-1], at.undone + tag[:ID_LENGTH], tag, _LEASE, channel(""))
-    slots = _SLOTS if mode is Mode.CLUSTER and "{" not in prefix else ()  # a prefix with a tag has one slot
     try:
-        for each in [ask("EXISTS", key_in_slot(prefix, slot)) for slot in slots]:
+        for each in [ask("EXISTS", key) for key in probe_keys(prefix)] if mode is Mode.CLUSTER else ():
             await each.answer_of()
         return await _run(ask, words)
     except ServerError as error:
         if fault_of(error) is Fault.CONFIG and not (mode is Mode.SHARD and is_redirect(error)):
             raise config_error(label, error, PROBE_SCRIPT) from None
         raise
+
+
+def probe_keys(prefix: str) -> tuple[str, ...]:
+    """Keys that are never set: one node of a cluster with several shards does not serve all of them, but for a prefix
+    with a hash tag, whose names are in one slot."""
+    return tuple(key_in_slot(prefix, slot) for slot in _SLOTS) if "{" not in prefix else (keys(prefix, PROBE).hold,)
 
 
 async def _run(ask: Ask, words: Sequence[str]) -> str:
