@@ -282,14 +282,15 @@ def _max_leases(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     said = ", ".join(f"{count} with {length(max_lease)}" for max_lease, count in sorted(counted.items()))
     alone = independent(facts) == 1
     yield Finding(
-        Severity.WARNING if alone else Severity.ERROR,
+        Severity.WARNING,  # a server does not say which prefix a client has
         "max-lease",
         (),
         f"The connected clients have these max_lease: {said}; this command was told {length(terms.max_lease)}.",
         "A restarted server votes again after the max_lease of the client that asks: where others have longer leases, "
         "it may grant a lock that is held."
         + (" One server alone has no quarantine, but a second may come." if alone else ""),
-        "Give all clients of the deployment the same max_lease, the longest; give it to this command as --max-lease.",
+        f"Give all clients with the prefix {terms.prefix!r} the same max_lease, the longest; give it to this command "
+        "as --max-lease. Clients with another prefix have locks of their own: their max_lease does not matter.",
     )
 
 
