@@ -121,6 +121,7 @@ def test_one_finding(facts: DatabaseFacts | ZooKeeperFacts, check: str, severity
         postgresql(settings={"synchronous_commit": "remote_apply"}),
         mysql(replicas=2, settings={"rpl_semi_sync_source_enabled": "ON"}),
         mysql(settings={"idle_transaction_timeout": "3"}),
+        mysql(settings={"innodb_flush_log_at_trx_commit": "3"}),
         zookeeper(voters=None, given=0.0),
         zookeeper(servers=(ServerFacts("a", forbidden=True),), voters=None),  # "unchecked" tells it
     ],

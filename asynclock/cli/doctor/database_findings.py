@@ -150,7 +150,7 @@ def _durability(facts: DatabaseFacts) -> Iterator[Finding]:
             advice,
         )
     flush = said.get("innodb_flush_log_at_trx_commit", "1")
-    if flush != "1":
+    if flush not in ("1", "3"):  # 3: of MariaDB, with more flushes for a commit than 1
         setting = "innodb_flush_log_at_trx_commit"
         when = "a power failure" if flush == "2" else "a crash of the server"
         severity = Severity.WARNING if flush == "2" else Severity.ERROR
