@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import threading
 from dataclasses import fields
 from logging import DEBUG, ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,12 +35,13 @@ log = logging.getLogger("asynclock")
 class Observers:
     """Shared by all sessions of a client. `active` is empty while nobody listens, and while the logger does not log
     DEBUG: then no event of an acquire or a release is made. The threads of several loops may use it: it is one list,
-    whose operations are atomic."""
+    whose operations are atomic, and only a change of the level needs more than one of them."""
 
-    __slots__ = ("__weakref__", "active")
+    __slots__ = ("__weakref__", "_changing", "active")
 
     def __init__(self) -> None:
         self.active: list[Callable[[Event], object]] = [*_of_all_clients]
+        self._changing = threading.Lock()
         _all_observers.add(self)
 
     def add(self, listener: Callable[[Event], object]) -> Callable[[], None]:
@@ -57,10 +59,13 @@ class Observers:
     def look_at_level(self) -> None:
         """Start or stop logging each acquire and release, depending on the level of the logger. A session calls this
         when it begins, and at each renewal."""
-        if log.isEnabledFor(logging.DEBUG) is not (write_debug in self.active):
-            if write_debug in self.active:
+        if log.isEnabledFor(logging.DEBUG) is (write_debug in self.active):
+            return
+        with self._changing:  # another thread may have found the same
+            logs, wanted = write_debug in self.active, log.isEnabledFor(logging.DEBUG)
+            if logs and not wanted:
                 self.active.remove(write_debug)
-            else:
+            elif wanted and not logs:
                 self.active.append(write_debug)
 
     def tell(self, event: Event) -> None:
