@@ -187,14 +187,15 @@ GUARDED = (
     import fcntl, sys, threading
     from pathlib import Path
     from asynclock.stores.embedded import store as embedded
+    from asynclock.stores.embedded.home import Home
 
-    door = (embedded._folder("a") / "door").open("w")
+    door = (Home("a").make() / "door").open("w")
     fcntl.flock(door, fcntl.LOCK_EX)
-    starts = threading.Thread(target=embedded.running, args=("a",))
+    starts = threading.Thread(target=embedded.running, args=(Home("a"),))
     starts.start()
     while not embedded._guard.locked():
         pass                                        # it is inside, and waits at the door
-    in_child(lambda: embedded.running("b"))
+    in_child(lambda: embedded.running(Home("b")))
     door.close()
     starts.join()
     print("fine")
@@ -211,6 +212,14 @@ def test_c8_a_child_forked_while_a_thread_starts_a_server_starts_its_own(box: Bo
     assert box.all_gone()
 
 
+FOUND = """
+    from asynclock.stores.embedded.home import Home
+    from asynclock.stores.embedded.store import running
+
+    print(running(Home("default")))
+"""
+
+
 def waits_for(path: Path, program: subprocess.Popen[str]) -> bool:
     """Whether that process waits for a lock of that file."""
     inode = f":{path.stat().st_ino} "
@@ -224,7 +233,7 @@ def test_only_one_process_at_a_time_looks_for_a_server_and_starts_one(box: Box) 
     box.folder().mkdir(mode=0o700)
     with (box.folder() / "door").open("w") as door:
         fcntl.flock(door, fcntl.LOCK_EX)
-        program = box.start("from asynclock.stores.embedded.store import running\nprint(running('default'))")
+        program = box.start(FOUND)
         tick = threading.Event()
         while not waits_for(box.folder() / "door", program):
             assert program.poll() is None

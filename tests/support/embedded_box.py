@@ -59,11 +59,18 @@ class Box:
         return self.folder(name) / "valkey.sock"
 
     def start(
-        self, text: str, *args: str, program: str = sys.executable, path: str = PYTHONPATH
+        self,
+        text: str,
+        *args: str,
+        program: str = sys.executable,
+        path: str = PYTHONPATH,
+        cwd: Path | None = None,
+        **env: str,
     ) -> subprocess.Popen[str]:
         words = ["-c", QUIET + textwrap.dedent(text), *args]
         more: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        more["env"] = {"PYTHONPATH": path, "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime)}
+        more["env"] = {"PYTHONPATH": path, "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime), **env}
+        more["cwd"] = cwd
         self._programs.append(
             Program(words, LIBRARY, STRICT, text=True, **more)
             if (program, path) == (sys.executable, PYTHONPATH)
@@ -71,9 +78,9 @@ class Box:
         )
         return self._programs[-1]
 
-    def hold(self, url: str = "embedded:") -> tuple[subprocess.Popen[str], str]:
+    def hold(self, url: str = "embedded:", **more: Any) -> tuple[subprocess.Popen[str], str]:
         """A program that takes the lock `job`, and whether it got it; it stays until the test ends it."""
-        program = self.start(HOLD, url)
+        program = self.start(HOLD, url, **more)
         return program, lines(program.stdout).readline().strip() or lines(program.stderr).read()
 
     def all_gone(self) -> bool:

@@ -16,12 +16,10 @@ import asyncio
 import fcntl
 import os
 import re
-import stat
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redis.asyncio.connection import UnixDomainSocketConnection
@@ -30,11 +28,14 @@ from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
+from asynclock.stores.embedded.home import Home
 from asynclock.stores.redis.connecting import followed
 from asynclock.stores.redis.identity import Identity
 from asynclock.stores.redis.node import RedisNode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import NodeConfig
@@ -68,7 +69,7 @@ class EmbeddedStore:
         self.replaced = "", 0.0
         self.identity = Identity()
         self.label = f"embedded:{name}"
-        self._name = name
+        self._home = Home(name)
 
     def __repr__(self) -> str:
         return f"<EmbeddedStore {self.label}>"
@@ -77,15 +78,14 @@ class EmbeddedStore:
         return RedisNode(self, config)
 
     async def dial(self) -> AbstractConnection:
-        path = await asyncio.get_running_loop().run_in_executor(None, running, self._name)
+        path = await asyncio.get_running_loop().run_in_executor(None, running, self._home)
         return followed(UnixDomainSocketConnection)(path=str(path), protocol=2, retry=Retry(NoBackoff(), 0))
 
 
-def running(name: str) -> Path:
+def running(home: Home) -> Path:
     """The socket of the user's server, which is started if it does not run. Blocks. Raises ConfigError if it cannot be
     started, ConnectionError if it does not answer within 10 s."""
-    folder = _folder(name)
-    path = folder / "valkey.sock"
+    folder, path = home.make(), home.socket
     with _guard, (folder / "door").open("w") as door:
         fcntl.flock(door, fcntl.LOCK_EX)
         if folder not in _using:
@@ -125,15 +125,3 @@ def _keep(folder: Path, path: Path) -> None:
     )
     valkey.wait_ready(path, keeper)
     keeper.returncode = 0  # the keeper outlives this process; Popen must not warn that it still runs
-
-
-def _folder(name: str) -> Path:
-    """The private folder of this user. It is in /tmp by default, because the path of a socket must be short."""
-    # Not $TMPDIR: a login shell, cron and sudo have different ones, so they would use different servers.
-    base = Path(os.environ.get("ASYNCLOCK_EMBEDDED_DIR", "/tmp"))  # noqa: S108 - checked below
-    folder = base / f"asynclock-{os.getuid()}-{name}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    known = folder.lstat()
-    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not a private folder of this user: remove it, or set ASYNCLOCK_EMBEDDED_DIR")
-    return folder
