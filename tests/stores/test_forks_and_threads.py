@@ -16,6 +16,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.runtime.session import Session
+from asynclock.stores.embedded.keeper import AGAIN
 from tests.support.embedded_box import Box, gone, leave, lines, processes_of
 from tests.support.probes import session_of
 from tests.support.programs import run_python
@@ -186,7 +187,7 @@ GUARDED = (
     + """
     import fcntl, sys, threading
     from pathlib import Path
-    from asynclock.stores.embedded import store as embedded
+    from asynclock.stores.embedded import finding as embedded
     from asynclock.stores.embedded.home import Home
 
     door = (Home("a").make() / "door").open("w")
@@ -214,7 +215,7 @@ def test_c8_a_child_forked_while_a_thread_starts_a_server_starts_its_own(box: Bo
 
 FOUND = """
     from asynclock.stores.embedded.home import Home
-    from asynclock.stores.embedded.store import running
+    from asynclock.stores.embedded.finding import running
 
     print(running(Home("default")))
 """
@@ -254,7 +255,7 @@ def test_a_second_keeper_ends_and_leaves_the_first(box: Box) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(box.folder())], timeout=LIMIT, check=False
     )
-    assert second.returncode == 0
+    assert second.returncode == AGAIN
     assert processes_of(box.folder()) == before
     again, missed = box.hold()
     assert missed == "refused"  # the same server still has the first one's lock

@@ -1,33 +1,60 @@
-"""The process that keeps an embedded server: it starts the server, and ends it after its last user has ended."""
+"""The process that keeps an embedded server: it starts the server, and ends it after its last user has ended.
+
+Somebody may delete the folder or its files meanwhile: `rm -rf /tmp/*`, or a program that cleans /tmp. The next program
+makes them again and starts another server, and two owners would hold one name without end. So
+
+- the keeper looks each second whether its files are still at their paths. If not, it ends its server: the clients see
+  this at once, and connect to the other one;
+- it deletes nothing at its end, because the file at that path may be another keeper's. A socket that nobody listens on
+  is deleted at the next start;
+- files that are an hour old get the time of now, so that none is deleted for its age.
+
+Between the first two moments, for a second at most, two owners may hold one name (docs/safety.md).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sys
 import threading
+import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Mapping
+
+AGAIN = os.EX_TEMPFAIL
+"""The exit code of a keeper that another one has come before, or whose files or users are gone: look again."""
+
+_LOOKS = 1.0  # seconds between two looks at the files
+_OLD = 3600.0  # seconds; what cleans /tmp deletes files that nobody has used for days
+
+_Inode: TypeAlias = tuple[int, int]
 
 
-def keep(folder: Path) -> None:
-    """Serve until no process holds `users`. Two keepers would start two servers, so a second keeper ends at once."""
+def keep(folder: Path) -> int:
+    """Serve until no process holds `users`. Two keepers would start two servers, so a second keeper ends at once.
+    Returns the exit code."""
     path = folder / "valkey.sock"
-    alive = (folder / "alive").open("w")
     try:
+        alive, users = (folder / "alive").open("w"), (folder / "users").open("w")
         fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return
+    except (BlockingIOError, FileNotFoundError):
+        return AGAIN
+    files = {folder / "alive": _inode(os.fstat(alive.fileno())), folder / "users": _inode(os.fstat(users.fileno()))}
+    if not _are_there(files):
+        return AGAIN
     server = valkey.start(path)
-    users = (folder / "users").open("w")
     threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
+    threading.Thread(target=_end_with_the_files, args=(files, path, server), daemon=True).start()
     server.wait()  # for any reason: when this process ends, a user finds `alive` unlocked and starts another keeper
-    path.unlink(missing_ok=True)
+    return AGAIN
 
 
 def _end_with_the_last(users: IO[str], server: subprocess.Popen[bytes]) -> None:
@@ -35,6 +62,39 @@ def _end_with_the_last(users: IO[str], server: subprocess.Popen[bytes]) -> None:
     server.kill()
 
 
+def _end_with_the_files(files: dict[Path, _Inode], path: Path, server: subprocess.Popen[bytes]) -> None:
+    while (bound := _known(path)) is None:  # the server starts; if it fails, this process ends
+        time.sleep(0.01)
+    files[path] = _inode(bound)
+    while _are_there(files):
+        time.sleep(_LOOKS)
+    server.kill()
+
+
+def _are_there(files: Mapping[Path, _Inode]) -> bool:
+    """Whether each is still the file at its path. Files that are old get the time of now."""
+    for path, inode in files.items():
+        found = _known(path)
+        if found is None or _inode(found) != inode:
+            return False
+        if found.st_mtime < time.time() - _OLD:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+    return True
+
+
+def _known(path: Path) -> os.stat_result | None:
+    """None: there is no such file, or it cannot be looked at, because the folder is another user's by now."""
+    try:
+        return path.lstat()
+    except OSError:
+        return None
+
+
+def _inode(known: os.stat_result) -> _Inode:
+    return known.st_dev, known.st_ino
+
+
 if __name__ == "__main__":
     os.umask(0o077)
-    keep(Path(sys.argv[1]))
+    sys.exit(keep(Path(sys.argv[1])))
