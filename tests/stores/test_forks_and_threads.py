@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -210,6 +212,57 @@ def test_c8_a_child_forked_while_a_thread_starts_a_server_starts_its_own(box: Bo
     program = box.start(GUARDED)
     said, complaints = program.communicate(timeout=50)
     assert (said, program.returncode) == ("fine\n", 0), complaints
+    assert box.all_gone()
+
+
+SLOW = """#!/bin/sh
+read line < "{fifo}"
+exec "{python}" "$@"
+"""
+
+FORKED = (
+    IN_CHILD
+    + """
+    import os, subprocess, sys, threading
+    from pathlib import Path
+    from asynclock.stores.embedded.finding import running
+    from asynclock.stores.embedded.home import Home
+
+    home = Home("default")
+    sys.executable, fifo = sys.argv[1:]
+    starts = threading.Thread(target=running, args=(home,))
+    starts.start()
+    with open(fifo, "w") as slow:                   # opens once the keeper reads it: the thread is inside
+        child = os.fork()
+        if child == 0:
+            sys.stdin.readline()
+            os._exit(0 if running(home) else 1)
+        print("starts", file=slow)
+    starts.join()
+    print(child, flush=True)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+)
+
+
+@linux
+def test_c8_a_child_forked_while_a_thread_starts_a_server_locks_nobody_out(box: Box, tmp_path: Path) -> None:
+    """It has copies of the lock files that the thread had open. While it lives, any process can start a server, and so
+    can the child."""
+    slow, fifo = tmp_path / "python", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    slow.write_text(SLOW.format(fifo=fifo, python=sys.executable))
+    slow.chmod(0o700)
+    program = box.start(FORKED, str(slow), str(fifo))
+    child = int(lines(program.stdout).readline())
+    for pid in processes_of(box.folder()):
+        os.kill(pid, signal.SIGKILL)
+        gone(pid)
+    other, got = box.hold()
+    assert (got, Path(f"/proc/{child}").exists()) == ("held", True)
+    program.communicate("\n", timeout=50)
+    assert program.returncode == 0
+    leave(other)
     assert box.all_gone()
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
@@ -25,21 +26,46 @@ from asynclock.stores.embedded import server as valkey
 from asynclock.stores.embedded.keeper import AGAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from asynclock.stores.embedded.home import Home
 
 _using: dict[Path, int] = {}  # folder -> descriptor of its `users`, locked shared until this process ends
+_opened: set[int] = set()  # descriptors of other lock files, for a moment
 _guard = threading.Lock()
+_unforked = threading.RLock()  # held for moments in which no child may be forked; a signal handler may fork in one
 _START_LIMIT = 10.0  # seconds
 
 
-def _renew_guard() -> None:
-    global _guard  # noqa: PLW0603 - a lock that another thread held during the fork stays locked in the child
+def _in_child() -> None:
+    """A lock of a file is shared with the child. The one of `users` stays: the child is a user, too. The others belong
+    to threads that the child does not have."""
+    global _guard  # noqa: PLW0603 - a thread of the parent may have held it; here it would stay locked
     _guard = threading.Lock()
+    _unforked.release()
+    for each in _opened:
+        os.close(each)  # not unlocked: that would end the lock of the parent
+    _opened.clear()
 
 
-os.register_at_fork(after_in_child=_renew_guard)
+os.register_at_fork(before=_unforked.acquire, after_in_parent=_unforked.release, after_in_child=_in_child)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[int]:
+    """A lock file, for a block. At its end the lock is given back explicitly: a close leaves it to a child that was
+    forked meanwhile, for as long as the child lives."""
+    with _unforked:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        _opened.add(file)
+    try:
+        yield file
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+        with _unforked:
+            _opened.discard(file)
+            os.close(file)
 
 
 def running(home: Home) -> Path:
@@ -48,7 +74,7 @@ def running(home: Home) -> Path:
     give_up = time.monotonic() + _START_LIMIT
     while True:
         folder, path = home.make(), home.socket
-        with _guard, (folder / "door").open("w") as door:
+        with _guard, _open(folder / "door") as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             _use(folder)
             if valkey.answers(path) and _uses(folder):
@@ -81,7 +107,7 @@ def _uses(folder: Path) -> bool:
 
 def _is_kept(folder: Path) -> bool:
     """Whether a keeper lives. If so, its server may live too."""
-    with (folder / "alive").open("w") as alive:
+    with _open(folder / "alive") as alive:
         try:
             fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -92,14 +118,15 @@ def _is_kept(folder: Path) -> bool:
 def _keep(folder: Path, path: Path) -> None:
     """Start a keeper, and wait for its server. It may end without one (`AGAIN`)."""
     valkey.binary()  # checked here, so that ConfigError is raised in this process and not in the keeper
-    keeper = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(folder)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # such as the zip file of a zipapp
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C in the terminal must not end the keeper
-    )
+    with _unforked:  # Popen waits until all copies of a pipe are closed, and a child would have one
+        keeper = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(folder)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # such as a zipapp
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C in the terminal must not end the keeper
+        )
     try:
         valkey.wait_ready(path, keeper)
     except ConfigError:
