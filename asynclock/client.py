@@ -345,7 +345,13 @@ class Redlock:
     async def aclose(self) -> None:
         """Release all holds of this client in this event loop, and close its connections. Leases that are still held
         are lost (reason "closed"). A later use raises ConfigError, also if there was none before."""
-        await self._sessions.aclose(running_loop())
+        try:
+            loop = running_loop()
+        except ConfigError:
+            if self._sessions.has_inherited:  # a child that was forked in a coroutine leaves the blocks of its parent
+                return
+            raise
+        await self._sessions.aclose(loop)
 
     async def __aenter__(self) -> Self:
         """Connect to the nodes, and wait until a majority would vote. Raises ConfigError at once if a majority refuses

@@ -18,7 +18,7 @@ from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
-from asynclock._errors import ConfigError, LockLost, Unsupported, brief
+from asynclock._errors import ConfigError, LockError, LockLost, Unsupported, brief
 from asynclock._options import lock_settings
 from asynclock.locks.cancellation import Block
 from asynclock.locks.tenures import TenuresByTask
@@ -256,7 +256,7 @@ def last_entry(context: Context) -> object:
 
 async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None, e: BaseException | None) -> None:
     """The body has ended, with the exception `e`. Release the tenure: `which`, or the one that `which` finds. Raises
-    LockLost, ConfigError, and LockNotHeld if `which` finds none."""
+    LockLost, ConfigError, and LockNotHeld if `which` finds none, or if this is a forked child."""
     cancel: asyncio.CancelledError | None = None
     if isinstance(e, GeneratorExit):
         # A garbage collector that destroys the coroutine of the block runs this, in any thread and between any two
@@ -278,7 +278,7 @@ async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None
             forget(tenure, kept)
         else:
             await give_back(tenure, kept)
-    except (LockLost, ConfigError) as lost:
+    except LockError as lost:
         if cancel is not None:
             cancel.add_note(str(lost))
         elif e is None or ours:
@@ -299,12 +299,14 @@ async def release(tenure: Tenure, kept: TenuresByTask | None) -> None:
 
 
 async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
-    """End the tenure, and wait for the reply to its release. Raises LockLost, ConfigError."""
+    """End the tenure, and wait for the reply to its release. Raises LockLost, ConfigError, and LockNotHeld in a forked
+    child, which sends nothing: the hold is that of the parent."""
     hold = tenure.hold
     session: Session = hold.core  # type: ignore[assignment] # as `session_of`, with two calls less
     lost = tenure.state is LOST
     if session.hung_up:  # no release can be sent any more
-        hold.lose("closed")
+        if not session.forked:
+            hold.lose("closed")
         forget(tenure, kept)
         raise tenure.error()
     ballot = hold.end(tenure)

@@ -44,6 +44,13 @@ class Observers:
         self._changing = threading.Lock()
         _all_observers.add(self)
 
+    @classmethod
+    def of_nobody(cls) -> Observers:
+        """Of a session that tells nothing any more."""
+        nobody = cls.__new__(cls)
+        nobody.active = []
+        return nobody
+
     def add(self, listener: Callable[[Event], object]) -> Callable[[], None]:
         """Call `listener` with each event from now on. Returns a function that removes it. Raises ConfigError."""
         told = guarded(listener)

@@ -27,7 +27,8 @@ from asynclock.protocol.watchdog import LoopLag
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Serve
 from asynclock.runtime import opening, shutdown
-from asynclock.runtime.observers import Journal, write
+from asynclock.runtime.inherited import of_parent, silent
+from asynclock.runtime.observers import Journal, Observers, write
 from asynclock.runtime.renewal_thread import RenewalThread, ThreadedHold
 from asynclock.stores import check_supported, check_thread_safe, limited_of
 from asynclock.stores.port import is_thread_safe
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from asynclock.protocol.holds import Holds
     from asynclock.protocol.terms import Terms
     from asynclock.quorum.ballot import Ballot, Outcome
-    from asynclock.runtime.observers import Observers
     from asynclock.stores.port import Notice, Store, Wish
 
 log = logging.getLogger("asynclock")
@@ -101,9 +101,7 @@ class Session:
     def check(self) -> None:
         """Raise ConfigError in a forked child, and outside this session's event loop."""
         if self.forked:
-            raise ConfigError(
-                "this Lease was taken before a fork: it belongs to the parent process; acquire the lock again here"
-            )
+            raise of_parent()
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -112,8 +110,13 @@ class Session:
             raise ConfigError("this Lease belongs to another event loop: use it there, or acquire the lock again here")
 
     def forget_after_fork(self) -> None:
-        """This is a forked child: the sockets are the parent's, and nothing is held here."""
-        self.forked = True
+        """This is a forked child: the sockets are the parent's, and nothing is held here. So nothing is sent any more:
+        what ends here, in a copy of the parent's event loop, goes on in the parent. Another thread may have been in
+        that loop, so this only sets values: no timer or task of the loop is changed."""
+        self.forked = self.closed = self.hung_up = True
+        self.ready = self.opened = False
+        self.quorum = silent(self.quorum, self.later)
+        self.observers = Observers.of_nobody()
 
     def connect_limit(self, wait: float | None) -> float:
         """Seconds for which a first use waits, at most. The first attempts to connect end after connect_timeout. A
@@ -127,6 +130,8 @@ class Session:
 
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""
+        if self.forked:
+            raise of_parent()
         if self.closed:
             raise client_closed()
 
@@ -170,6 +175,8 @@ class Session:
     def renews(self, tenures: Sequence[Tenure]) -> None:
         """A hold with these tenures is renewed now. Log it if its task has ended without a release. The Lock keeps the
         tenure, so no ResourceWarning follows. Other tasks may use it on purpose, so this is no warning."""
+        if self.forked:
+            return
         self.observers.look_at_level()
         for tenure in tenures:
             if tenure.mark_unattended():
@@ -235,6 +242,8 @@ class Session:
 
     def tell(self, event: Event) -> None:
         """Log an event that is not one of DEBUG, and call the listeners with it."""
+        if self.forked:  # it is one of the parent
+            return
         self.journal.write(event)
         if self.observers.active:
             self.observers.tell(event)
@@ -342,7 +351,7 @@ class Session:
         try:
             yield
         finally:
-            if self._closing is None or self._closing.cancelled():
+            if not self.forked and (self._closing is None or self._closing.cancelled()):
                 try:
                     self._warn_unclosed()
                 finally:
@@ -439,6 +448,8 @@ class Session:
     async def aclose(self) -> None:
         """Release all holds, wait for the replies that are on their way, and close the connections. Leases that are
         still held are lost ("closed")."""
+        if self.forked:  # they are those of the parent, as the connections are
+            return
         if self._closing is None or self._closing.cancelled():
             self.closed = True
             self.ready = self.opened = False

@@ -55,6 +55,7 @@ class Sessions:
             WeakSet()
         )  # loops that closed the client before its first use
         self._guard = threading.Lock()
+        self.has_inherited = False  # this is a forked child, and the client was in use in its parent
         _all_sessions.add(self)
 
     def __del__(self) -> None:
@@ -135,6 +136,7 @@ class Sessions:
         for session in self._by_loop.values():
             session.forget_after_fork()
             _inherited.append(session)
+        self.has_inherited = self.has_inherited or bool(self._by_loop)
         self._by_loop = {}
         self._guard = threading.Lock()
 

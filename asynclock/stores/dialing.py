@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohappyeyeballs import start_connection
 
-from asynclock.stores.forks import keep_from_children
+from asynclock.stores.forks import Origin, keep_from_children
 from asynclock.stores.lookups import addresses_of
 
 if TYPE_CHECKING:
@@ -59,11 +59,13 @@ def _socket(address: Address) -> socket.socket:
 
 class DialingLoop:
     """Stands in for an event loop, for a driver that connects with `loop.create_connection`: it connects as `dial`
-    does. The name of the host stays the server name of TLS."""
+    does. The name of the host stays the server name of TLS. A driver keeps it, and may connect by it later, to ask the
+    server to end a statement. In a forked child it raises ConnectionError: that statement is one of the parent."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: float) -> None:
         self._loop = loop
         self._limit = limit
+        self._origin = Origin()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
@@ -71,8 +73,13 @@ class DialingLoop:
     async def create_connection(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str | None = None, port: Any = None, **options: Any
     ) -> Any:
+        self._origin.check()
         if host is not None:
             options["sock"] = await dial(host, int(port), self._limit)
             if options.get("ssl"):
                 options.setdefault("server_hostname", host)
         return await self._loop.create_connection(factory, **options)
+
+    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
+        self._origin.check()
+        return await self._loop.create_unix_connection(*args, **options)

@@ -1,8 +1,12 @@
-"""The sockets of a process that forks.
+"""The sockets of a process that forks, and what a child must not use.
 
 A child that keeps a socket of its parent keeps the connection open after the parent has died: a server would count a
 dead waiter as connected, and give it the lock. So in the child the null device takes the place of each socket. Nothing
 is sent, and nothing is taken out of a selector, since the selector and the TLS session are those of the parent.
+
+The child has copies of the nodes, too. If it runs a copy of the parent's event loop, as `asyncio.run` does at its end,
+their tasks and timers go on there. They must not connect again: they would release the holds of the parent, and take
+its notices.
 """
 
 from __future__ import annotations
@@ -44,6 +48,29 @@ _sockets: dict[int, Kept] = {}
 
 _forks = 0
 
+_ancestors = 0
+"""So many processes have forked one another down to this one."""
+
+
+class Origin:
+    """The process in which an object was made. The copy of the object in a forked child belongs to the parent: it opens
+    no connection."""
+
+    __slots__ = ("_ancestors",)
+
+    def __init__(self) -> None:
+        self._ancestors = _ancestors
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this process."""
+        return self._ancestors == _ancestors
+
+    def check(self) -> None:
+        """Raise ConnectionError in a forked child."""
+        if not self.is_here:
+            raise ConnectionError("this connection belongs to the parent of this process, which has forked")
+
 
 def keep_from_children(descriptor: int) -> Kept | None:
     """A connection has come up on this socket. None: it is closed already, or has no identity. Any thread may call
@@ -79,6 +106,8 @@ def _before() -> None:
 
 
 def _in_child() -> None:
+    global _ancestors  # noqa: PLW0603 - the same
+    _ancestors += 1
     inherited = [each.descriptor for each in _sockets.values() if each.is_open]
     _sockets.clear()
     if not inherited:

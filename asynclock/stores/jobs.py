@@ -14,6 +14,7 @@ from asynclock.rules.model import ACQUIRE
 from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import CANCELLING
 from asynclock.stores.deciding import copy_of
+from asynclock.stores.forks import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -116,6 +117,7 @@ class Jobs:
         self._active = 0  # runners whose job has not ended
         self._all_ended: asyncio.Event | None = None  # set when `_begun` is empty again
         self._closed = False
+        self._origin = Origin()
 
     def runs(self, key: str) -> bool:
         """Whether a transaction of that key runs now."""
@@ -173,6 +175,7 @@ class Jobs:
         for key in job.keys:
             self._running[key] = self._running.get(key, 0) + 1
         try:
+            self._origin.check()  # those that wait in a forked child are jobs of the parent
             running = job.owner.begin(job)
         except Exception as error:  # any failure of the store
             self._end(job, error)

@@ -30,6 +30,7 @@ from asynclock.rules.model import ID_LENGTH, PEEK, PEEK_ID, Notice, Op, State, V
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.closing import AT_MOST, AWAITED, CANCELLING, closing_time
 from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
+from asynclock.stores.forks import Origin
 from asynclock.stores.jobs import Job, Jobs
 from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, Unfit, WrongKind
 from asynclock.stores.redelivery import Redelivery
@@ -178,6 +179,7 @@ class TransactionalNode:
         self._held_back: dict[str, list[Notice]] = {}  # by key: received while a transaction of that key ran
         self._opening: asyncio.Task[None] | None = None
         self._opened = False
+        self._origin = Origin()
         self._last_deadline = -math.inf
         self._releasing = 0  # releases under way, of which some may be overdue
         self._closed = False
@@ -203,8 +205,10 @@ class TransactionalNode:
             await self._listens_after(listening)
 
     def _begin_to_listen(self) -> Coroutine[Any, Any, None] | None:
-        """What is left to await; None: nothing."""
+        """What is left to await; None: nothing. The copy of a node in a forked child never opens again: the notices are
+        those of the parent."""
         try:
+            self._origin.check()
             listening = self._store.listen(self._listener.tag, self._received)
         except Exception as error:  # a store may fail in any way; `error` keeps the reason, and the next op tries again
             self._is_not_open(error)
@@ -250,7 +254,7 @@ class TransactionalNode:
 
     async def _reopen(self) -> None:
         pause = _REOPEN[0]
-        while not self._closed:
+        while not self._closed and self._origin.is_here:
             await self._open_again()
             if self.error is None:
                 return

@@ -40,6 +40,7 @@ from asynclock._loop import AGAIN, own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
 from asynclock.stores.closing import CANCELLING
+from asynclock.stores.forks import Origin
 from asynclock.stores.port import PROBE, UNDONE, Checked, Reconnecting
 from asynclock.stores.redis import replies
 from asynclock.stores.redis.checks import Mode, check_vote
@@ -92,6 +93,7 @@ class RedisNode:
         self.error: Exception | None = None
         self._reached(Stage.CONNECT)
         self._store, self._config, self.clock = store, config, config.clock
+        self._origin = Origin()
         self._connection: Connection | None = None
         self.rtt = Stopwatch(config.clock, config.measured)
         self.pushed = Channel(config, self.label).pushed
@@ -231,8 +233,13 @@ class RedisNode:
         self._reconnect()
 
     def _reconnect(self) -> None:
-        if self._connection is None and self.state is not NodeState.CLOSED and self._connecting is None:
+        if self._connection is None and self._may_connect and self._connecting is None:
             self._connecting = own_task(self._connect(), f"asynclock {self.label}", self._connect_ended)
+
+    @property
+    def _may_connect(self) -> bool:
+        """Whether the client is open. A forked child never connects its copy of a node: the holds are the parent's."""
+        return self.state is not NodeState.CLOSED and self._origin.is_here
 
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
@@ -251,7 +258,7 @@ class RedisNode:
             self.error = ConnectionError(f"{self.error}: it closes each connection soon after it was made")
             self._reports.down(self.error)
         await asyncio.sleep(pause)
-        while self.state is not NodeState.CLOSED:
+        while self._may_connect:
             try:
                 await self._open_connection()
                 return
@@ -268,6 +275,7 @@ class RedisNode:
         return await self._store.dial()
 
     async def _open_connection(self) -> None:
+        self._end_if_abandoned()
         redis, limit = await self._dial(), self._config.connect_timeout
         await fetch_credentials(redis, self._reached, limit, self._met.set)
         connection: Connection | None = None
@@ -275,6 +283,7 @@ class RedisNode:
         try:
             async with running_for(limit):
                 await redis.connect()  # type: ignore[no-untyped-call]
+                self._end_if_abandoned()
                 self._reached(Stage.HELLO)
                 connection = take_over(self, redis, self.connection_class)
                 native = await self._greet(partial(self._ask, connection), redis.client_name)
@@ -300,8 +309,9 @@ class RedisNode:
             self.end_quarantine()  # set the mark of first use, so that a later restart is detected
 
     def _end_if_abandoned(self) -> None:
-        """Raises CancelledError in the task that the close has cancelled in vain: redis-py has lost that."""
-        if asyncio.current_task() is self._abandoned:
+        """Raises CancelledError in the task that the close has cancelled in vain: redis-py has lost that. Also in a
+        child that was forked meanwhile."""
+        if asyncio.current_task() is self._abandoned or not self._origin.is_here:
             raise asyncio.CancelledError
 
     async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:

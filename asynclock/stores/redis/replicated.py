@@ -319,8 +319,8 @@ class ReplicatedNode(RedisNode):
 
     @property
     def up(self) -> Connection | None:
-        """The connection."""
-        return self._connection
+        """The connection; None: there is none, or this is a forked child, whose parent has it."""
+        return self._connection if self._origin.is_here else None
 
     @property
     def confirms(self) -> bool:

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from asynclock._errors import ConfigError, brief
+from asynclock.stores.forks import Origin
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.drivers import creator_of
@@ -356,6 +357,7 @@ class EngineSource:
             _watch(engine, path)
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # the connections of the driver
         self._sockets: set[Kept] = set()  # of these connections
+        self._origin = Origin()
         if own:
             event.listen(engine.sync_engine, "connect", self._note, insert=True)  # before the first statement
 
@@ -375,14 +377,23 @@ class EngineSource:
         self, connecting: Coroutine[Any, Any, _Result], late: Callable[[_Result], object], *, further: bool = False
     ) -> _Result:
         """Await a connect; see `limits.limited`. `further`: others are open, so it has half of the time. Raises UsedUp,
-        Queued, TimeoutError, or the error of the connect."""
+        Queued, TimeoutError, or the error of the connect; ConnectionError in a forked child."""
+        try:
+            self._origin.check()
+        except ConnectionError:
+            connecting.close()
+            raise
         seconds, logged_in = self._timeout / 2 if further else self._timeout, list[Any]()
         used = "" if self.own else used_up(self.engine)  # before this one counts
         shortage = self.shortage = UsedUp(used) if used else None
 
         async def noted() -> _Result:
             _LOGGED_IN.set(logged_in)
-            return await connecting
+            connected = await connecting
+            if not self._origin.is_here:
+                late(connected)
+                self._origin.check()
+            return connected
 
         def give_up() -> None:
             for each in logged_in:  # else it would keep its place in the queue of a pooler

@@ -5,7 +5,7 @@ transaction is one trip: the coroutine that sends the statements runs in the thr
 
 A child that is forked while the library of SQLite has the file open would take the locks of its parent for its own: it
 would lock nothing, and its parent could delete the log into which it writes. So each connection is closed before a
-fork, and opens again at its next use.
+fork, and opens again at its next use in the parent.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from contextvars import Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asynclock.stores.forks import Origin
 from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of, reason_of, why_not_read
 
 if TYPE_CHECKING:
@@ -130,13 +131,15 @@ class Inline:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self.file: OpenFile | None = None
+        self._origin = Origin()
         self.busy = threading.Lock()  # held by a transaction, by a close, and during a fork
         with _FORKS.registering:
             _FORKS.connections.add(self)
 
     def opened(self) -> sqlite3.Connection:
-        """The connection; a new one after a fork. Raises the error of sqlite3."""
+        """The connection; a new one after a fork. Raises the error of sqlite3; ConnectionError in a forked child."""
         if self._connection is None:
+            self._origin.check()
             self._connection, self.file = _connected(self._path)
         return self._connection
 
@@ -263,9 +266,11 @@ class FileSource:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._origin = Origin()
 
     async def connect(self, *, further: bool = False) -> FileLine:
         del further  # there is one
+        self._origin.check()
         return await FileLine(self._path).open()
 
     async def answers(self, line: Line) -> bool:

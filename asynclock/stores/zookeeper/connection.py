@@ -35,6 +35,7 @@ from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, S
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from asynclock.stores.forks import Origin
 from asynclock.stores.zookeeper.client import Client, permission_of
 from asynclock.stores.zookeeper.handler import Handler
 from asynclock.stores.zookeeper.pipeline import Inbox, Requests, for_each
@@ -42,6 +43,8 @@ from asynclock.stores.zookeeper.syncs import Syncs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from asynclock.stores.zookeeper.pipeline import Answer
 
 log = logging.getLogger("asynclock.kazoo")
 if log.level == logging.NOTSET:  # an event of the node reports once what kazoo warns of
@@ -131,6 +134,7 @@ class Connection:
         self._period = address.session_timeout / _BEATS
         again = address.session_timeout / max(_ATTEMPTS, 2 * (address.hosts.count(",") + 1))
         self._closing = False
+        self._origin = Origin()
         self._starting: threading.Thread | None = None  # it starts kazoo again
         self._watches: OrderedDict[tuple[str, bool], Watch] = OrderedDict()  # by path; True: of its children
         self._handler = Handler(max(limit, again), again, address.session_timeout, self._greeted, self._is_abandoned)
@@ -148,7 +152,7 @@ class Connection:
         )
         self._client.add_listener(self._told)
         self._inbox = Inbox(self._loop, self._is_abandoned)
-        self._requests = Requests(self._loop, self._inbox, self._client.send)
+        self._requests = Requests(self._loop, self._inbox, self._send)
         self._syncs = Syncs(self._requests.ask)
 
     @property
@@ -169,7 +173,10 @@ class Connection:
             raise
 
     async def close(self) -> None:
-        """End the session. The servers delete what it holds."""
+        """End the session. The servers delete what it holds. In a forked child nothing happens: the session and the
+        pipe to kazoo's threads are those of the parent."""
+        if not self._origin.is_here:
+            return
         self._closing = True
         self._client.remove_listener(self._told)
         self._handler.rest()
@@ -246,6 +253,8 @@ class Connection:
     def _restart(self) -> None:
         if self._closing or (self._starting is not None and self._starting.is_alive()):
             return
+        if not self._origin.is_here:  # a forked child has none of the threads, and must not take the session over
+            return
         self._starting = threading.Thread(target=self._start_again, daemon=True)
         with contextlib.suppress(RuntimeError):  # the system gives no thread: the next beat tries again
             self._starting.start()
@@ -297,6 +306,12 @@ class Connection:
         if self._watches.get(key) is watch:
             del self._watches[key]
         for_each(lambda callback: callback(), list(watch.callbacks))
+
+    def _send(self, request: Any, answer: Answer) -> None:
+        """Give a request to kazoo. Not in a forked child: it would wake the threads of the parent."""
+        if not self._origin.is_here:
+            raise ConnectionLoss
+        self._client.send(request, answer)
 
     async def _ask(self, request: Any) -> Any:
         if self.state is not SessionState.CONNECTED:

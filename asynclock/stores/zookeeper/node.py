@@ -34,6 +34,7 @@ from asynclock._loop import own_task
 from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
 from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
+from asynclock.stores.forks import Origin
 from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import NOT_GIVEN, Connection, SessionState
@@ -111,10 +112,13 @@ class ZooKeeperNode:
         self._up: asyncio.Event | None = None
         self._connection: Connection | None = None
         self._closed = False
+        self._origin = Origin()
 
     # -- the connection ------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
+        if not self._origin.is_here:  # a forked child makes nodes of its own
+            return
         if self._connection is None:
             self._up = asyncio.Event()
             connection = Connection(self._settings.address, self._connect_timeout, self._changed, self._session_expired)

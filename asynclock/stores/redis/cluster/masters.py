@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynclock._loop import AGAIN, own_task
 from asynclock.stores.closing import CANCELLING
 from asynclock.stores.distance import Distance
+from asynclock.stores.forks import Origin
 from asynclock.stores.port import PROBE
 from asynclock.stores.redis.cluster.acknowledged import AcknowledgedReleases
 from asynclock.stores.redis.cluster.shard import Router, Shard
@@ -103,7 +104,8 @@ class Masters:
         self._looking: asyncio.Task[None] | None = None
         self._later: asyncio.TimerHandle | None = None  # looks again
         self._background: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self._ended = False  # the client closes
+        self._origin = Origin()
 
     @property
     def shards(self) -> list[Shard]:
@@ -132,6 +134,11 @@ class Masters:
             if each.master is None and each.first <= slot <= each.last:
                 return without_host_name(self._source.label, f"{each.first}-{each.last}")
         return None
+
+    @property
+    def _closed(self) -> bool:
+        """Whether the client closes, or this is a forked child: its parent has the connections."""
+        return self._ended or not self._origin.is_here
 
     def may_have_left(self, shard: Shard) -> bool:
         """Whether it is not connected, and the cluster has not said since whether it still has slots."""
@@ -342,7 +349,7 @@ class Masters:
 
     def _stop(self) -> list[asyncio.Task[Any]]:
         """End what runs in the background. Returns the tasks that are cancelled."""
-        self._closed = True
+        self._ended = True
         for timer in (self._watching, self._later):
             if timer is not None:
                 timer.cancel()

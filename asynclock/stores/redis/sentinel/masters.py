@@ -24,6 +24,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, ResponseErr
 from asynclock._errors import ConfigError
 from asynclock._loop import AGAIN, own_task
 from asynclock.stores.closing import CANCELLING
+from asynclock.stores.forks import Origin
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.redis import reconnect
 from asynclock.stores.redis.connecting import follow
@@ -222,6 +223,7 @@ class Watch:
         self._named = named
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = self._stopped = False
+        self._origin = Origin()
 
     def start(self) -> None:
         """A second call does nothing."""
@@ -231,7 +233,7 @@ class Watch:
                 self._begin(each)
 
     def _begin(self, endpoint: Endpoint) -> None:
-        if not self._stopped:
+        if not self._stopped and self._origin.is_here:
             ended = partial(self._ended, endpoint)
             self._tasks.add(own_task(self._follow(endpoint), f"asynclock {endpoint.label}", ended))
 
@@ -250,7 +252,7 @@ class Watch:
     async def _follow(self, endpoint: Endpoint) -> None:
         """Listen to one sentinel, and connect again whenever the connection is lost."""
         pause = _PAUSES[0]
-        while True:
+        while self._origin.is_here:
             began = asyncio.get_running_loop().time()
             connection = endpoint.dial()
             try:
