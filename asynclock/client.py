@@ -312,6 +312,13 @@ class Redlock:
         except Exception as error:  # a closed client, no nodes, a store that fails: `reason` says it
             return self._unusable(error)
 
+    async def _answers(self) -> Health:
+        """For `asynclock top`: whether each node answers. As `health`, but it needs the right to read only."""
+        try:
+            return await health.answers(self._session())
+        except Exception as error:
+            return self._unusable(error)
+
     def _unusable(self, error: Exception) -> Health:
         """For `health`: why it asked no node."""
         return health.unusable([store.label for store in self._stores], error)

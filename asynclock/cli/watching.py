@@ -32,6 +32,7 @@ class Moment:
     at: float
     """Unix time after they have answered."""
     health: Health
+    """Which servers answer: not whether they vote, which a look that changes nothing does not find out."""
     locks: tuple[LockInfo, ...]
     """Those that are held, the most contended first."""
     more: bool = False
@@ -57,7 +58,7 @@ def waiting(lock: LockInfo) -> int:
 
 async def look(redlock: Redlock, begin: str, most: int) -> Moment:
     """Ask the servers; at most for so many names."""
-    began, health = time.time(), await redlock.health()
+    began, health = time.time(), await redlock._answers()
     names: dict[str, None] = {}
     locks: list[LockInfo] = []
     errors: list[str] = []

@@ -253,21 +253,22 @@ def _use(view: NodeView) -> str:
 
 
 async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
-    within = max(_LOOK, session.within(session.settings.lock))
+    asked = [view_at(session, node, name) for node in session.quorum.nodes]
+    return await asyncio.gather(*asked, return_exceptions=True)
 
-    async def ask(node: Node) -> NodeView:
-        began = session.clock.now()
-        try:
-            async with running_for(within, session.clock):
-                return await node.probe(name)
-        except TimeoutError as error:
-            if str(error):
-                raise
-            why = node.delay(began, name) if isinstance(node, Explaining) else ""
-            said = f"{node.label} did not answer within {within:.3g} s"
-            raise TimeoutError(f"{said}: {why}" if why else said) from None
 
-    return await asyncio.gather(*(ask(node) for node in session.quorum.nodes), return_exceptions=True)
+async def view_at(session: Session, node: Node, name: str) -> NodeView:
+    """What the node knows of a name. Raises its error, and TimeoutError."""
+    within, began = max(_LOOK, session.within(session.settings.lock)), session.clock.now()
+    try:
+        async with running_for(within, session.clock):
+            return await node.probe(name)
+    except TimeoutError as error:
+        if str(error):
+            raise
+        why = node.delay(began, name) if isinstance(node, Explaining) else ""
+        said = f"{node.label} did not answer within {within:.3g} s"
+        raise TimeoutError(f"{said}: {why}" if why else said) from None
 
 
 def _describe(view: NodeView | BaseException) -> str:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from asynclock._errors import LockError
 from asynclock._untrusted import printable, said
 from asynclock.info import Health, NodeHealth
+from asynclock.locks.admin import view_at
 from asynclock.runtime.opening import check_votes, judge_again, too_late
-from asynclock.stores.port import Checked
+from asynclock.stores.port import PROBE, Checked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asynclock.runtime.session import Session
+    from asynclock.stores.port import Node
 
 LIMIT = 1.0
 """Seconds for which `health` waits for connections, and for answers; longer if the nodes are far away."""
@@ -26,9 +28,7 @@ _MARKS = 0.25
 
 async def health(session: Session) -> Health:
     """Check the vote of each node. Raises ConfigError if the client is closed, or a server is named twice."""
-    if not session.opened:
-        await session.open(session.settings.lock, min(LIMIT, session.settings.connect_timeout + 0.05), check=False)
-    session.check_open()
+    await _open(session)
     began = session.loop.time()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MARKS):
@@ -37,7 +37,33 @@ async def health(session: Session) -> Health:
     left = LIMIT - (session.loop.time() - began)
     found = await check_votes(nodes, max(left, session.quorum.limits.longest), session.clock, everyone=True)
     within = session.within(session.settings.lock)
-    found = [too_late(node, each, within) for node, each in zip(nodes, found, strict=True)]
+    return _judged(session, [too_late(node, each, within) for node, each in zip(nodes, found, strict=True)])
+
+
+async def answers(session: Session) -> Health:
+    """The same, but a node counts if it answers a question that changes nothing: for a user who may only read. Raises
+    ConfigError as `health` does."""
+    await _open(session)
+
+    async def ask(node: Node) -> Checked | Exception:
+        began = session.clock.now()
+        try:
+            view = await view_at(session, node, PROBE)
+        except Exception as error:
+            return error
+        return Checked(session.clock.now() - began, view.note)
+
+    return _judged(session, await asyncio.gather(*map(ask, session.quorum.nodes)))
+
+
+async def _open(session: Session) -> None:
+    if not session.opened:
+        await session.open(session.settings.lock, min(LIMIT, session.settings.connect_timeout + 0.05), check=False)
+    session.check_open()
+
+
+def _judged(session: Session, found: Sequence[Checked | Exception | None]) -> Health:
+    nodes = session.quorum.nodes
     errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}
     majority = len(nodes) // 2 + 1
     spare = len(nodes) - len(errors) - majority

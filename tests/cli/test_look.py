@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +326,35 @@ def test_top_gives_the_terminal_back(server: Server) -> None:
     assert shown.rindex("\x1b[?1049l") > shown.rindex("\x1b[?1049h")
     assert os.waitstatus_to_exitcode(terminal.state()) == 128 + signal.SIGTERM
     terminal.end()
+
+
+async def test_a_look_takes_no_hold(server: Server, name: str) -> None:
+    """A connection tries once whether it may lock. A look only reads: it writes nothing, and a user who may not write
+    sees that the server answers."""
+
+    def writes() -> int:
+        known: Any = server.cli().info("commandstats")
+        counts = [known.get(f"cmdstat_{each}", {}) for each in ("set", "del", "zadd", "publish")]
+        return sum(found.get(what, 0) for found in counts for what in ("calls", "rejected_calls", "failed_calls"))
+
+    async with Redlock(server.url) as holder, holder(name):
+        for url in (server.url, server.user("-@write")):
+            async with aclosing(Redlock(url, node_timeout=LIMIT, lease=LONG)) as client:
+                await look(client, name, 10)
+                before = writes()
+                for _ in range(3):
+                    moment = await look(client, name, 10)
+                    assert (moment.health.ok, len(moment.holders), moment.error) == (True, 1, "")
+                assert writes() == before
+
+
+def test_top_of_a_minority(five: list[Server]) -> None:
+    """It says how many servers answer, and why one does not."""
+    five[0].kill()
+    done = answered("top", "--iterations", "1", on=five[:3])
+    assert done.returncode == 0
+    assert done.stdout.startswith("ok: 2 of 3 servers; 0 holds")
+    assert str(five[0].path) in done.stdout
 
 
 def test_top_in_an_outage(server: Server, begin: Begin) -> None:
