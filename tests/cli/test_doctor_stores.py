@@ -26,6 +26,7 @@ from asynclock.cli.doctor.standalone import VOTES, StoreFacts, ask_votes
 from asynclock.stores import MemoryStore
 from asynclock.stores.sql.engines import url_of as engine_url
 from tests.support.commands import answered, examined
+from tests.support.host_names import HostNames
 from tests.support.services import needs, program
 from tests.support.services.mariadb import own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql, pgbouncer, until
@@ -383,6 +384,32 @@ def test_an_ensemble() -> None:
         until(lambda: doctor(url_of(servers))[0] == 2, "the majority is still there")
     finally:
         pool.stop()
+
+
+def test_an_ensemble_behind_one_name(host_names: HostNames) -> None:
+    """Each address of the name is a server, as behind a headless service of Kubernetes: each is asked, and counts."""
+    pool = ZooKeepers()
+    try:
+        servers = pool.ensemble(one_port=True)
+        url = f"zookeeper://zk.test:{servers[0].port}/locks?ttl_nodes=true"
+        host_names.give("zk.test", *(each.host for each in servers))
+        assert doctor(url) == (0, {})
+        shown = answered("doctor", ASYNCLOCK_URLS=url).stdout
+        assert all(f"\n{each.address} " in shown for each in servers)
+        host_names.give("zk.test", *(each.host for each in servers[:2]))
+        code, found = doctor(url)
+        assert (code, [*found]) == (1, ["named"])
+        assert "names 2 servers of 3" in found["named"]["what"]
+    finally:
+        pool.stop()
+
+
+def test_a_zookeeper_with_addresses_of_two_families(shared_zookeeper: ZooKeeper, host_names: HostNames) -> None:
+    """It is one server, and answers at one of them."""
+    host_names.give("zk.test", "::1", shared_zookeeper.host)
+    url = f"zookeeper://zk.test:{shared_zookeeper.port}/locks"
+    assert doctor(url) == (0, {})
+    assert f"\nzk.test:{shared_zookeeper.port} " in answered("doctor", ASYNCLOCK_URLS=url).stdout
 
 
 def test_ttl_nodes_that_the_servers_do_not_have() -> None:

@@ -20,7 +20,7 @@ from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.doctor.standalone import StoreFacts, general_findings, sorted_findings
 from asynclock.cli.output import count, length
 from asynclock.stores.dialing import dial
-from asynclock.stores.lookups import lookup_under_way
+from asynclock.stores.lookups import addresses_of, lookup_under_way
 from asynclock.stores.zookeeper.connection import Connection, SessionState
 from asynclock.stores.zookeeper.errors import error_of
 
@@ -41,7 +41,7 @@ _NEEDS = {
 
 @dataclass(slots=True)
 class ServerFacts:
-    """One server of the url. Empty or None: unknown."""
+    """One server that the url names. Empty or None: unknown."""
 
     node: str
     error: str = ""
@@ -76,7 +76,9 @@ async def zookeeper_facts(store: ZooKeeperStore, connect: float) -> ZooKeeperFac
     place = f"path {store.root}, layout {store.layout}"
     facts = ZooKeeperFacts(store.label, place, asked=store.session_timeout, ttl_nodes=store.ttl_nodes)
     hosts, _ = collect_hosts(store.address.hosts)
-    facts.servers = tuple(await asyncio.gather(*(_server(host, port, connect) for host, port in hosts)))
+    found = await asyncio.gather(*(_servers_of(host, port, connect) for host, port in hosts))
+    named = dict.fromkeys(each for some in found for each in some)
+    facts.servers = tuple(await asyncio.gather(*(_server(host, port, connect) for host, port in named)))
     if any(each.forbidden for each in facts.servers):
         facts.hidden += ("srvr",)
     facts.product = "zookeeper"
@@ -86,8 +88,24 @@ async def zookeeper_facts(store: ZooKeeperStore, connect: float) -> ZooKeeperFac
     return facts
 
 
+async def _servers_of(host: str, port: int, connect: float) -> list[tuple[str, int]]:
+    """The servers that a host of the url stands for. One name may lead to all of them, as that of a headless service of
+    Kubernetes does: then each address is a server. The addresses of one server may be of two families, so those of the
+    family that has more count."""
+    try:
+        async with asyncio.timeout(connect):
+            found = await addresses_of(host, port)
+    except OSError:  # `_server` says why
+        return [(host, port)]
+    families: dict[int, dict[str, None]] = {}
+    for family, _, _, _, (address, *_) in found:
+        families.setdefault(family, {})[address] = None
+    most = max(families.values(), key=len)
+    return [(address, port) for address in most] if len(most) > 1 else [(host, port)]
+
+
 async def _server(host: str, port: int, connect: float) -> ServerFacts:
-    facts = ServerFacts(f"{host}:{port}")
+    facts = ServerFacts(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     try:
         async with asyncio.timeout(connect):
             reader, writer = await asyncio.open_connection(sock=await dial(host, port, connect))

@@ -154,11 +154,21 @@ class ZooKeepers:
         server.wait()
         return server
 
-    def ensemble(self, number: int = 3, *, read_only: bool = False) -> list[ZooKeeper]:
-        """So many servers that are one ensemble. `read_only`: without a quorum they go on in read-only mode."""
+    def ensemble(self, number: int = 3, *, read_only: bool = False, one_port: bool = False) -> list[ZooKeeper]:
+        """So many servers that are one ensemble. `read_only`: without a quorum they go on in read-only mode.
+        `one_port`: each has the same port, at an address of its own."""
         ports = free_ports(3 * number)
         peers = "".join(f"server.{i + 1}=127.0.0.1:{ports[3 * i + 1]}:{ports[3 * i + 2]}\n" for i in range(number))
-        servers = [self._made(ports[3 * i], number=i + 1, peers=peers, read_only=read_only) for i in range(number)]
+        servers = [
+            self._made(
+                ports[0 if one_port else 3 * i],
+                number=i + 1,
+                peers=peers,
+                read_only=read_only,
+                host=f"127.0.0.{i + 1}" if one_port else "127.0.0.1",
+            )
+            for i in range(number)
+        ]
         for server in servers:
             server.start()
         for server in servers:
@@ -174,10 +184,11 @@ class ZooKeepers:
         longest: float = 60.0,
         ttl: bool = True,
         read_only: bool = False,
+        host: str = "127.0.0.1",
     ) -> ZooKeeper:
         folder = Path(self._folder.name) / str(len(self._all))
         options: Any = {"number": number, "peers": peers, "longest": longest, "ttl": ttl, "read_only": read_only}
-        made = ZooKeeper(folder, port, durable=self._durable, **options)
+        made = ZooKeeper(folder, port, durable=self._durable, host=host, **options)
         self._all.append(made)
         return made
 
