@@ -209,6 +209,26 @@ def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings)
     return lock
 
 
+class LockTerms:
+    """The options of a lock, and the settings that they come to with those of its client. A client may get other
+    settings after its locks were made: by `configure`, or from the environment at its first await. A lock that kept the
+    old ones could take a lease that is longer than the new max_lease."""
+
+    __slots__ = ("_options", "client", "settings")
+
+    def __init__(self, name: str, options: Mapping[str, Any], client: ClientSettings) -> None:
+        """Raises ConfigError, which has the name."""
+        self._options = options
+        self.settings = lock_settings(name, options, client)
+        self.client = client  # its settings, with which these were computed
+
+    def under(self, client: ClientSettings, name: str) -> LockSettings:
+        """The settings with these of the client. Raises ConfigError, which has the name."""
+        if client is not self.client:
+            self.settings, self.client = lock_settings(name, self._options, client), client
+        return self.settings
+
+
 def check_options(options: Mapping[str, Any], *, of_a_mutex: bool = False) -> None:
     """Check the options of a lock whose client is not known yet: their names and types, and the range of each time.
     `of_a_mutex`: it may have those of a mutex, too. Raises ConfigError."""

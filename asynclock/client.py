@@ -5,26 +5,25 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
-from asynclock._errors import ConfigError, Unsupported, brief
+from asynclock._errors import ConfigError, brief
 from asynclock._loop import running_loop
 from asynclock._options import (
     THREAD,
     ClientOptions,
     ClientSettings,
     LockOptions,
-    LockSettings,
+    LockTerms,
     check_flag,
     check_name,
     check_owner,
     client_settings,
     environment_settings,
-    lock_settings,
     node_timeout,
     seconds,
 )
 from asynclock.locks import admin, decorators, health
 from asynclock.locks.decorators import OnceLock
-from asynclock.locks.lock import AdoptedLock, Lock
+from asynclock.locks.lock import AdoptedLock, Lock, check_fencing
 from asynclock.locks.multi import Multi, MultiLock, parts_of
 from asynclock.locks.reentrant import ReentrantLock
 from asynclock.protocol.handover import parse_handle
@@ -85,7 +84,8 @@ class Redlock:
 
     def __init__(self, *nodes: str | Redis | RedisCluster | Store, **options: Unpack[ClientOptions]) -> None:
         self._settings = ClientSettings()
-        self._valid: dict[tuple[object, ...], LockSettings] = {}  # by options that were checked with these settings
+        self._default = LockTerms("", {}, self._settings)  # of a lock without options
+        self._valid: dict[tuple[object, ...], LockTerms] = {}  # by options that were checked with these settings
         self._given: Mapping[str, Any] = {}  # the options that were given, to __init__ or to configure()
         self._ready_made = self._unread = not nodes  # it takes other options from the environment; not read yet
         self._stores: tuple[Store, ...] = ()
@@ -108,7 +108,8 @@ class Redlock:
 
     def configure(self, *nodes: str | Redis | RedisCluster | Store, **options: Unpack[ClientOptions]) -> None:
         """Set the nodes and the options of a client that is not in use: before its first use, after `aclose`, or after
-        the end of each event loop that used it. Raises ConfigError."""
+        the end of each event loop that used it. They hold for the locks that were made before, too. Raises
+        ConfigError."""
         if self._sessions.in_use():
             raise ConfigError("configure() comes before the first use of a client: this one is in use, close it first")
         self._set(nodes, options)
@@ -129,12 +130,12 @@ class Redlock:
         if fair is not False or reentrant is not False:
             check_flag("fair", fair, str(name))
             check_flag("reentrant", reentrant, str(name))
-        kind, settings = FAIR if fair else MUTEX, self._lock_settings(name, options)
+        kind, terms = FAIR if fair else MUTEX, self._lock_terms(name, options)
         if reentrant:
-            return self._checked(ReentrantLock(name, kind, settings, self._session, check_owner(owner, name)))
+            return self._checked(ReentrantLock(name, kind, terms, self._session, check_owner(owner, name)))
         if owner is not None:
             raise ConfigError("owner= is for a reentrant lock: add reentrant=True", name=name)
-        lock = Lock(name, kind, settings, self._session)
+        lock = Lock(name, kind, terms, self._session)
         return self._checked(lock) if self._limited else lock
 
     def read(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
@@ -160,16 +161,14 @@ class Redlock:
         fencing token, which is greater than all earlier tokens of these names. Does no I/O. Raises ConfigError,
         Unsupported (fencing=False). Source: `locks/multi.py`."""
         kind = Multi(parts_of(locks, MUTEX, self._session, check_name))
-        settings = self._lock_settings(kind.parts[0].name, options)
-        if not settings.fencing:
-            raise Unsupported("fencing=False is for a mutex: pass fencing=True to multi()", name=kind.parts[0].name)
-        return self._checked(MultiLock(kind, settings, self._session))
+        terms = self._lock_terms(kind.parts[0].name, options)
+        check_fencing(kind, terms.settings, kind.parts[0].name)
+        return self._checked(MultiLock(kind, terms, self._session))
 
     def _shared(self, name: str, kind: Kind, options: LockOptions) -> Lock:
-        settings = self._lock_settings(name, options)
-        if not settings.fencing:
-            raise Unsupported(f"fencing=False is for a mutex: pass fencing=True for a {kind.name} lock", name=name)
-        return self._checked(Lock(name, kind, settings, self._session))
+        terms = self._lock_terms(name, options)
+        check_fencing(kind, terms.settings, name)
+        return self._checked(Lock(name, kind, terms, self._session))
 
     def _checked(self, lock: Lock) -> Lock:
         """The lock. Raises Unsupported if the stores are known and cannot keep it."""
@@ -177,26 +176,26 @@ class Redlock:
             check_supported(self._limited, lock._wish()._replace(prefix=self._settings.prefix))
         return lock
 
-    def _lock_settings(self, name: str, options: LockOptions, *, named: bool = True) -> LockSettings:
+    def _lock_terms(self, name: str, options: LockOptions, *, named: bool = True) -> LockTerms:
         if self._unread:
             self._use_settings(self._settings_of(self._given))  # the first await reads it again
         if named:  # the names of a decorator come with its calls
             check_name(name)
         if not options:
-            return self._settings.lock
+            return self._default
         key = tuple([(option, value, type(value)) for option, value in options.items()])
         try:
             return self._valid[key]
         except (KeyError, TypeError):  # not known, or a wrong value that cannot be hashed
-            settings = lock_settings(name, options, self._settings)
+            terms = LockTerms(name, options, self._settings)
         if self._stores:
-            node_timeout(self._settings, settings, len(self._stores), name)
-            if settings.renew == THREAD:
+            node_timeout(self._settings, terms.settings, len(self._stores), name)
+            if terms.settings.renew == THREAD:
                 check_thread_safe(self._stores, name)
         if len(self._valid) >= _VALID:  # each may have metadata of its own
             self._valid.clear()
-        self._valid[key] = settings
-        return settings
+        self._valid[key] = terms
+        return terms
 
     async def lead(self, name: str, main: Callable[[Lease], Awaitable[_R]], /, **options: Unpack[LockOptions]) -> _R:
         """Run `main(lease)` while this caller is elected among all callers of `lead` with that name. A loss of the
@@ -213,7 +212,7 @@ class Redlock:
         """For `lead`: its lock, and whether it waits until an outage is over. Raises ConfigError."""
         if not callable(main):
             raise ConfigError(f"main is a function that takes the lease, not {type(main).__name__}")
-        return self(name, **options), self._lock_settings(name, options).timeout is None
+        return self(name, **options), self._lock_terms(name, options).settings.timeout is None
 
     def synchronized(
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
@@ -230,8 +229,8 @@ class Redlock:
 
     def _lock_of_calls(self, name: str | Callable[..., str], options: LockOptions) -> Callable[[str], Lock]:
         """For `synchronized`: makes the lock of a call from its name. Raises ConfigError."""
-        settings = self._settings_of_calls(name, options, Use.LOCK)
-        return lambda named: Lock(check_name(named), MUTEX, settings(), self._session)
+        terms = self._terms_of_calls(name, options, Use.LOCK)
+        return lambda named: Lock(check_name(named), MUTEX, terms, self._session)
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
@@ -249,30 +248,22 @@ class Redlock:
         """For `once`: makes the lock of a run from its name; and `within`, in seconds. Raises ConfigError."""
         length = seconds("within", within)
         # With the client's min_hold the name would stay taken after a run that raised; the next call could not run.
-        settings = self._settings_of_calls(name, {"min_hold": 0}, Use.ONCE)
+        terms = self._terms_of_calls(name, {"min_hold": 0}, Use.ONCE)
 
         def lock(named: str) -> OnceLock:
-            return OnceLock(check_name(named), MUTEX, settings(), self._session)
+            return OnceLock(check_name(named), MUTEX, terms, self._session)
 
         return lock, length
 
-    def _settings_of_calls(
-        self, name: str | Callable[..., str], options: LockOptions, use: Use
-    ) -> Callable[[], LockSettings]:
-        """The settings for the calls of a decorated function; their label is its template. They are computed now, so
-        that a wrong option raises here, and again only after `configure`."""
+    def _terms_of_calls(self, name: str | Callable[..., str], options: LockOptions, use: Use) -> LockTerms:
+        """The terms for the calls of a decorated function; their label is its template. Raises ConfigError for a wrong
+        option."""
         labelled: LockOptions = {"label": name, **options} if isinstance(name, str) else options
-        client, known = self._settings, self._lock_settings("", labelled, named=False)
+        terms = self._lock_terms("", labelled, named=False)
+        known = terms.settings
         if self._limited:
             check_supported(self._limited, Wish(use, MUTEX, (), known.lease, known.min_hold, known.fencing))
-
-        def settings() -> LockSettings:
-            nonlocal client, known
-            if client is not self._settings:
-                client, known = self._settings, self._lock_settings("", labelled, named=False)
-            return known
-
-        return settings
+        return terms
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over the hold that another process detached. `handle` is the string that `Lease.detach` returned.
@@ -280,8 +271,8 @@ class Redlock:
         It waits for no owner, so `timeout` has no effect. Raises LockNotHeld (the handle was adopted already, or the
         hold has ended), QuorumUnavailable (after `patience` seconds), ConfigError."""
         known = parse_handle(handle)
-        settings = self._lock_settings(known.name, options)
-        lock = self._checked(AdoptedLock(known, rule_of(known.mode), settings, self._session))
+        terms = self._lock_terms(known.name, options)
+        lock = self._checked(AdoptedLock(known, rule_of(known.mode), terms, self._session))
         return await lock.acquire(timeout=None)
 
     async def break_lock(self, name: str, /, *, foreign: bool = False) -> bool:
@@ -396,6 +387,7 @@ class Redlock:
     def _use_settings(self, settings: ClientSettings) -> None:
         if settings is not self._settings:
             self._settings = settings
+            self._default = LockTerms("", {}, settings)
             self._valid.clear()
 
     def _use_stores(self, stores: tuple[Store, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 from weakref import ref
 
 from asynclock._clock import sleep
-from asynclock._errors import ConfigError, QuorumUnavailable, brief
+from asynclock._errors import ConfigError, QuorumUnavailable, Unsupported, brief
 from asynclock._loop import coroutine_function, no_loop
 from asynclock._options import seconds
 from asynclock.events import Acquired, TimedOut, Unavailable
@@ -26,6 +26,7 @@ from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
 from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve, parts_for
+from asynclock.rules.mutex import MUTEX
 from asynclock.runtime.calls import acquire, adopt
 from asynclock.stores.port import Use, Wish, WrongKind
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from types import CoroutineType, TracebackType
 
     from asynclock._errors import LockTimeout
-    from asynclock._options import LockSettings, Seconds
+    from asynclock._options import LockSettings, LockTerms, Seconds
     from asynclock.locks.cancellation import Caller
     from asynclock.protocol.handover import Handle
     from asynclock.quorum.ballot import Ballot
@@ -49,7 +50,7 @@ class Lock:
     `Lease` of its own. Times are in seconds. Source:
     https://redis.io/docs/latest/develop/use/patterns/distributed-locks/"""
 
-    __slots__ = ("__weakref__", "_kept", "_kind", "_name", "_session_of", "_settings")
+    __slots__ = ("__weakref__", "_kept", "_kind", "_name", "_options", "_session_of")
 
     _use: ClassVar[Use] = Use.LOCK
     _take = staticmethod(acquire)  # what each acquire awaits
@@ -58,12 +59,12 @@ class Lock:
         self,
         name: str,
         kind: Kind,
-        settings: LockSettings,
+        options: LockTerms,
         session_of: Callable[[asyncio.Task[Any] | None], Session],
     ) -> None:
         self._name = name
         self._kind = kind
-        self._settings = settings
+        self._options = options
         self._session_of = session_of
         self._kept = TenuresByTask()
 
@@ -88,7 +89,7 @@ class Lock:
 
     def _wish(self) -> Wish:
         """For the client: what it asks of the stores."""
-        names, settings = tuple(part.name for part in self._parts), self._settings
+        names, settings = tuple(part.name for part in self._parts), self._options.settings
         return Wish(self._use, self._kind, names, settings.lease, settings.min_hold, settings.fencing)
 
     @property
@@ -117,25 +118,27 @@ class Lock:
         return Lease(taken, self._kept) if isinstance(taken, Tenure) else None
 
     async def _acquire(self, timeout: Seconds | None) -> Tenure | NoLease:
-        if timeout is UNSET:
-            wait = self._settings.timeout
-        else:
-            wait = None if timeout is None else seconds("timeout", timeout, zero=True)
+        wait = None if timeout is UNSET or timeout is None else seconds("timeout", timeout, zero=True)
         try:
             task = asyncio.current_task()
         except RuntimeError:
             raise no_loop() from None
-        session, opened_in = self._session_of(task), 0.0
+        session, opened_in, options = self._session_of(task), 0.0, self._options
+        settings = options.settings if options.client is session.settings else self._settings_in(session)
+        if timeout is UNSET:
+            wait = settings.timeout
+        if not settings.fencing and self._use is Use.LOCK:
+            check_fencing(self._kind, settings, self._name)
         if not session.ready:
             began = session.clock.now()
-            await session.open(self._settings, session.connect_limit(wait))
+            await session.open(settings, session.connect_limit(wait))
             opened_in = session.clock.now() - began
             if wait:
                 wait = max(wait - opened_in, 1e-6)
         if session.limited:  # the stores may have been unknown when this lock was made
             session.check_supported(self._wish())
-        terms = self._terms(task, wait)
-        take = self._take_plain if wait == 0 and not self._settings.fencing else self._take
+        terms = self._terms(settings, task, wait)
+        take = self._take_plain if wait == 0 and not settings.fencing else self._take
         try:
             if session.observers.active:
                 taken = await self._take_observed(take, session, terms, opened_in)
@@ -189,8 +192,12 @@ class Lock:
                     raise
         return taken
 
-    def _terms(self, task: asyncio.Task[Any] | None, wait: float | None) -> Terms:
-        return Terms(self._name, self._kind, self._settings, task, wait)
+    def _terms(self, settings: LockSettings, task: asyncio.Task[Any] | None, wait: float | None) -> Terms:
+        return Terms(self._name, self._kind, settings, task, wait)
+
+    def _settings_in(self, session: Session) -> LockSettings:
+        """Its settings in that session: those of the client may be others than when it was made. Raises ConfigError."""
+        return self._options.under(session.settings, self._name)
 
     async def release(self) -> None:
         """Release the lease that this task acquired last through this Lock; without one, the only open lease of a task
@@ -214,7 +221,7 @@ class Lock:
     async def _opened(self) -> Session:
         session = self._session_of(None)
         if not session.opened:
-            await session.open(self._settings, session.connect_limit(None), check=False)
+            await session.open(self._settings_in(session), session.connect_limit(None), check=False)
         if session.limited:
             session.check_supported(self._wish())
         return session
@@ -225,7 +232,7 @@ class Lock:
 
     def _peek_at(self, session: Session, kind: Kind, name: str) -> Ballot:
         op = Op(PEEK, kind, name, PEEK_ID + kind.mode, 0.0, queueing=no_ticket(Serve.NOBODY, kind.fair, 1))
-        return session.quorum.ask(op, session.within(self._settings), everyone=True)
+        return session.quorum.ask(op, session.within(self._settings_in(session)), everyone=True)
 
     async def _peek(self) -> Ballot:
         """Ask all nodes whether an attempt would enter, and for the holders."""
@@ -271,7 +278,7 @@ class Lock:
         """The error for a refusal, with what is known of the holder."""
         session = self._session_of(None)
         here = _holder_here(session, [part.name for part in self._parts], refusal.holder)
-        wall, timeout, several = session.clock.wall(), self._settings.timeout, len(self._parts) > 1
+        wall, timeout, several = session.clock.wall(), self._settings_in(session).timeout, len(self._parts) > 1
         return lock_timeout_error(self._name, refusal, here, wall, timeout=timeout, several=several)
 
     @coroutine_function
@@ -298,14 +305,21 @@ class AdoptedLock(Lock):
         self,
         handle: Handle,
         kind: Kind,
-        settings: LockSettings,
+        options: LockTerms,
         session_of: Callable[[asyncio.Task[Any] | None], Session],
     ) -> None:
-        super().__init__(handle.name, kind, settings, session_of)
+        super().__init__(handle.name, kind, options, session_of)
         self._handle = handle
 
     def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:
         return adopt(session, terms, self._handle)
+
+
+def check_fencing(kind: Kind, settings: LockSettings, name: str) -> None:
+    """Raise Unsupported for a lock without fencing tokens that is no mutex."""
+    if not settings.fencing and kind.letter != MUTEX.letter:
+        which = "to multi()" if kind.parts else f"for a {kind.name} lock"
+        raise Unsupported(f"fencing=False is for a mutex: pass fencing=True {which}", name=name)
 
 
 def _holder_here(session: Session, names: Iterable[str], id: str) -> Holder | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
-    from asynclock._options import LockSettings
+    from asynclock._options import LockTerms
     from asynclock.quorum.ballot import Ballot
     from asynclock.rules.model import Kind, Rule, Slots
     from asynclock.runtime.session import Session
@@ -84,10 +84,10 @@ class MultiLock(Lock):
     def __init__(
         self,
         kind: Multi,
-        settings: LockSettings,
+        options: LockTerms,
         session_of: Callable[[asyncio.Task[Any] | None], Session],
     ) -> None:
-        super().__init__(", ".join(part.name for part in kind.parts), kind, settings, session_of)
+        super().__init__(", ".join(part.name for part in kind.parts), kind, options, session_of)
 
     def _peeks(self, session: Session) -> list[tuple[Kind, Ballot]]:
         asked = super()._peeks(session)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Hashable
 
-    from asynclock._options import LockSettings
+    from asynclock._options import LockSettings, LockTerms
     from asynclock.rules.model import Kind
     from asynclock.runtime.session import Session
 
@@ -30,13 +30,13 @@ class ReentrantLock(Lock):
         self,
         name: str,
         kind: Kind,
-        settings: LockSettings,
+        options: LockTerms,
         session_of: Callable[[asyncio.Task[Any] | None], Session],
         owner: Hashable,
     ) -> None:
-        super().__init__(name, kind, settings, session_of)
+        super().__init__(name, kind, options, session_of)
         self._owner = owner
 
-    def _terms(self, task: asyncio.Task[Any] | None, wait: float | None) -> Terms:
+    def _terms(self, settings: LockSettings, task: asyncio.Task[Any] | None, wait: float | None) -> Terms:
         owner = task if self._owner is None else self._owner
-        return Terms(self._name, self._kind, self._settings, task, wait, owner)
+        return Terms(self._name, self._kind, settings, task, wait, owner)

@@ -525,6 +525,18 @@ def test_a_lock_is_shared_by_copies_and_not_pickled(client: Redlock) -> None:
     assert "mutex 'a'" in repr(lock)
 
 
+def test_a_lock_that_was_made_before_configure_has_the_new_settings(shared_urls: list[str], name: str) -> None:
+    """A lease longer than the new max_lease would outlast the quarantine of a restarted server."""
+    client = Redlock(shared_urls[0], lease=30)
+    lock, long = client(name), client(f"{name}:long", lease=20)
+    client.configure(lease=10, max_lease=15)
+    with client:
+        with lock as lease:
+            assert 5 < lease.remaining <= 10
+        with pytest.raises(ConfigError, match="above max_lease"):
+            long.acquire()
+
+
 def test_a_dropped_lease_warns_and_ends(client: Redlock, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """At once: neither the call that acquired it keeps it alive, nor on_lost."""
     caplog.set_level(logging.CRITICAL, "asynclock")

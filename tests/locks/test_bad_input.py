@@ -372,4 +372,4 @@ def test_options_of_many_values_are_not_all_remembered() -> None:
     client = Redlock("memory://")
     made = [client("a", metadata=f"request {number}") for number in range(1_000)]
     assert len(client._valid) <= 64  # noqa: SLF001
-    assert {each._settings.metadata for each in made} == {f"request {number}" for number in range(1_000)}  # noqa: SLF001
+    assert {each._options.settings.metadata for each in made} == {f"request {number}" for number in range(1_000)}  # noqa: SLF001

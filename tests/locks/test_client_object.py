@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from asynclock import ConfigError, Lock, Redlock
+from asynclock import ConfigError, Lock, Redlock, Unsupported
 from asynclock.stores.redis.keys import keys, packed
+from tests.support.probes import settings_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import works
 
@@ -136,6 +137,45 @@ async def test_a_configure_that_failed_leaves_a_closed_client_closed(server: Ser
         client.configure("nonsense")
     with pytest.raises(ConfigError, match="closed"):
         await client(name).acquire()
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+async def test_a_lock_that_was_made_before_configure_has_the_new_settings(make: Callable[[Redlock], Lock]) -> None:
+    """A lease longer than the max_lease of the deployment would outlast the quarantine of a restarted server, which
+    then lets a second holder in. The other defaults follow, too."""
+    client = Redlock("memory:")
+    lock = make(client)
+    client.configure("memory:", lease=10, max_lease=15, timeout=3)
+    async with client, lock as lease:
+        assert (settings_of(lease).lease, settings_of(lease).timeout) == (10.0, 3.0)
+        assert lease.remaining <= 10
+
+
+async def test_configure_keeps_the_options_of_a_lock() -> None:
+    """Those that it was made with; each use of the lock says so if they do not fit any more."""
+    client = Redlock("memory:")
+    short, long = client("a", lease=5), client("b", lease=20)
+    client.configure(lease=10, max_lease=15)
+    async with client:
+        async with short as lease:
+            assert settings_of(lease).lease == 5
+        for use in (long.acquire, long.locked, long.__aenter__):
+            with pytest.raises(ConfigError, match="above max_lease=15") as refused:
+                await use()
+            assert refused.value.name == "b"
+
+
+async def test_configure_without_fencing_after_a_semaphore_was_made() -> None:
+    """Each use of the lock says that it needs fencing tokens. A mutex has none from then on."""
+    client = Redlock("memory:")
+    mutex, semaphore, several = client("a"), client.semaphore("b", 2), client.multi("c", "d")
+    client.configure(fencing=False)
+    async with client:
+        async with mutex as lease:
+            assert not settings_of(lease).fencing
+        for lock in (semaphore, several):
+            with pytest.raises(Unsupported, match="pass fencing=True"):
+                await lock.acquire()
 
 
 # -- without a loop ----------------------------------------------------------------------------------------------------

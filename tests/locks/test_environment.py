@@ -52,6 +52,18 @@ async def test_each_variable_sets_its_option(
         assert settings.connect_timeout == 7.0
 
 
+async def test_a_lock_that_was_made_before_a_variable_was_set(
+    ready_made: Redlock, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the import of a module, before the program has read its file of variables. It has the settings of the first
+    await, as the client has."""
+    lock = ready_made(name)
+    monkeypatch.setenv("ASYNCLOCK_LEASE", "10")
+    monkeypatch.setenv("ASYNCLOCK_MAX_LEASE", "15")
+    async with ready_made, lock as lease:
+        assert settings_of(lease).lease == 10
+
+
 async def test_what_configure_gives_wins(
     ready_made: Redlock, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

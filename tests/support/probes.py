@@ -498,7 +498,7 @@ def settings_of(lease: Lease) -> Any:
 
 def enter_again(lease: Lease, lock: Lock) -> Lease:
     """A second tenure of the lease's hold, as a reentrant lock makes one."""
-    terms = Terms(lock.name, lock._kind, lock._settings, None, None)
+    terms = Terms(lock.name, lock._kind, lock._options.settings, None, None)
     return Lease(hold_of(lease).enter_again(lease._tenure, terms), lock._kept)
 
 
