@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from asynclock._clock import SYSTEM, wait_ended
 from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_closed
@@ -97,6 +98,7 @@ class Session:
         self._votes = False  # somebody wants to know whether a majority would vote
         self.down: set[str] = set()  # the labels of the nodes that were reported as down, and not as up since
         self._quarantines: dict[str, Event] = {}  # node -> its Quarantined event, held back until the session is open
+        _all_sessions.add(self)
 
     def check(self) -> None:
         """Raise ConfigError in a forked child, and outside this session's event loop."""
@@ -513,6 +515,25 @@ class Session:
             marks.begin_close(ended)
             await wait_ended(ended, shutdown.MARKS, self.clock)
             marks.stop()
+
+
+_all_sessions: WeakSet[Session] = WeakSet()
+"""Also those whose client was dropped: a session lives on for as long as a lease of it does."""
+
+_inherited: list[Session] = []
+"""Of a forked child: the sockets and the loop belong to the parent. They are kept but not used: closing them would
+change the parent's selector."""
+
+
+def _after_fork() -> None:
+    for session in list(_all_sessions):
+        if not session.forked:  # else it is in the list already
+            session.forget_after_fork()
+            _inherited.append(session)
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

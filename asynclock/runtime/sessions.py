@@ -131,11 +131,7 @@ class Sessions:
         self._unused.clear()
 
     def forget_after_fork(self) -> None:
-        """In a forked child the sockets and the loop belong to the parent. They are kept but not used: closing them
-        would change the parent's selector."""
-        for session in self._by_loop.values():
-            session.forget_after_fork()
-            _inherited.append(session)
+        """This is a forked child: the sessions are the parent's."""
         self.has_inherited = self.has_inherited or bool(self._by_loop)
         self._by_loop = {}
         self._guard = threading.Lock()
@@ -195,7 +191,6 @@ _substitutes: list[Substitute] = []
 """The innermost one is the last."""
 
 _all_sessions: WeakSet[Sessions] = WeakSet()
-_inherited: list[Session] = []
 
 
 def _after_fork() -> None:

@@ -198,7 +198,7 @@ def running(program: str, *args: str) -> Iterator[subprocess.Popen[str]]:
     """A program that ends with the block."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     env = {"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", "ASYNCLOCK_NODE_TIMEOUT": PATIENT}
-    preload = LIBRARY if args[-1].startswith("unix:") else STORES
+    preload = LIBRARY if any(each.startswith("unix:") for each in args) else STORES
     with Program(["-c", program, *args], preload, text=True, env=env, **pipes) as process:
         try:
             yield process
@@ -298,3 +298,41 @@ async def test_f9_a_child_does_not_take_over_a_session_of_zookeeper(shared_zooke
     session of the parent they would end the connection of the parent."""
     told = await asyncio.to_thread(run_python, SESSION, shared_zookeeper.url(), name, preload=STORES)
     assert told == "threads in the child: 1\n"
+
+
+DROPPED = """
+import asyncio, gc, os, sys, warnings
+from asynclock import LockNotHeld, Redlock
+
+warnings.filterwarnings("ignore", category=ResourceWarning)  # that the client was dropped
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+def in_child(lease):
+    assert not lease.held
+    try:
+        lease.ensure_held()
+    except LockNotHeld as error:
+        assert "belongs to the parent process" in str(error), error
+        sys.exit(7)
+
+async def main():
+    lease = await Redlock(sys.argv[1])(sys.argv[2]).acquire()
+    gc.collect()
+    pid = os.fork()
+    if pid == 0:
+        in_child(lease)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    lease.ensure_held()
+    await lease.extend()
+    await lease.release()
+    print("fine")
+
+asyncio.run(main())
+"""
+
+
+async def test_f9_a_lease_whose_client_was_dropped_is_not_held_in_a_child(shared_urls: list[str], name: str) -> None:
+    """A lease does not keep the client that made its lock. It stays with the parent all the same, which goes on."""
+    with running(DROPPED, shared_urls[0], name) as program:
+        said, complaints = await asyncio.to_thread(program.communicate, timeout=LIMIT)
+    assert (said, program.returncode) == ("fine\n", 0), complaints
