@@ -8,7 +8,7 @@ import math
 from random import random
 from typing import TYPE_CHECKING, Any
 
-from asynclock._clock import sleep
+from asynclock._clock import running_for, sleep
 from asynclock._errors import ConfigError
 from asynclock._options import QUORUM_TIMEOUT
 from asynclock.protocol.acquisition import Acquisition
@@ -87,6 +87,8 @@ async def _wait_for_majority(session: Session) -> None:
             raise error
         await sleep(again.at - session.clock.now(), session.clock)
         session.check_open()
-        await opening.open_nodes(session.quorum, again=True)
         least = max(QUORUM_TIMEOUT, session.quorum.limits.longest)
+        with contextlib.suppress(TimeoutError):  # the nodes go on, and a store may have no limit of its own
+            async with running_for(max(pace.ends - session.clock.now(), least), session.clock):
+                await opening.open_nodes(session.quorum, again=True)
         error = await opening.check(session.quorum, min(within, max(pace.ends - session.clock.now(), least)))

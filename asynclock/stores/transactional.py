@@ -190,6 +190,8 @@ class TransactionalNode:
         self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
 
     async def open(self) -> None:
+        if self._down is not None:  # it opens again in the background, for as long as the outage lasts
+            return
         if self._opening is None or self._opening.done():
             listening = self._begin_to_listen()
             if listening is None:

@@ -74,6 +74,23 @@ async def test_a_killed_server_is_down_and_comes_back(server: PostgreSQL, name: 
         await until(lambda: any(isinstance(each, NodeUp) for each in events))
 
 
+async def test_entering_in_an_outage_ends_with_the_patience(server: PostgreSQL, name: str) -> None:
+    """Also of a client that was in use before the server died, and that has noticed it: the connection that listens was
+    closed."""
+    client = Redlock(server.url, patience=1)
+    async with client(name):
+        pass
+    server.stop()
+    try:
+        await until(lambda: nodes_of(client)[0].error is not None)
+        async with asyncio.timeout(LIMIT):
+            with pytest.raises(QuorumUnavailable):
+                await client.__aenter__()
+    finally:
+        server.start()
+        await client.aclose()
+
+
 async def test_holds_outlive_a_restart_of_the_server(server: PostgreSQL, name: str) -> None:
     """The table is on disk: the holder keeps its lease, and another client is refused."""
     async with Redlock(server.url, patience=LIMIT) as client, Redlock(server.url) as other:

@@ -116,6 +116,19 @@ async def test_a_store_that_cannot_be_reached_is_asked_again(name: str) -> None:
         await client.aclose()
 
 
+async def test_entering_ends_with_the_patience_although_the_store_never_answers() -> None:
+    """Its `listen` has no limit, and hangs."""
+
+    class Silent(DictStore):
+        async def listen(self, tag: str, receive: Any) -> None:  # type: ignore[override]
+            await asyncio.Event().wait()
+
+    client = Redlock(Silent(), patience=1)
+    async with asyncio.timeout(LIMIT):
+        with pytest.raises(QuorumUnavailable, match="is not connected yet"):
+            await client.__aenter__()
+
+
 async def test_a_waiter_asks_again_when_the_node_is_open_again(name: str) -> None:
     """An idle connection for notices is lost, and with it the notice of a grant. The waiter finds the grant when the
     node is open again, and not when it renews its ticket, 16 s later at the soonest."""
