@@ -197,7 +197,8 @@ def test_a_node_that_crashes_is_started_again(nodes: Compose) -> None:
 async def test_workers_in_containers_release_at_sigterm(nodes: Compose, client: Redlock, tmp_path: Path) -> None:
     """Those of examples/worker.compose.yml. Their health check passes. After `docker stop`, which sends SIGTERM, their
     names are free, long before the leases of 30 s end."""
-    service = python_of_this_machine(SHOP_LATENCY="3600", ASYNCLOCK_NODE_TIMEOUT=PATIENT)
+    patient = {"ASYNCLOCK_NODE_TIMEOUT": PATIENT, "ASYNCLOCK_CONNECT_TIMEOUT": PATIENT}
+    service = python_of_this_machine(SHOP_LATENCY="3600", **patient)
     override = tmp_path / "override.yml"
     override.write_text(json.dumps({"services": {"worker": service, "report": service}}))
     files = f"-f docker-compose.yml -f examples/worker.compose.yml -f {override}"

@@ -36,7 +36,7 @@ class Missing(Exception):
 def docker(*words: str, limit: float = 60.0) -> str:
     """The output of the docker command."""
     done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=limit, check=False)
-    assert not done.returncode, done.stderr
+    assert not done.returncode, done.stdout + done.stderr
     return done.stdout
 
 
