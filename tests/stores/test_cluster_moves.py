@@ -291,10 +291,8 @@ async def test_c12_clusterdown(cluster: Cluster, redlock: Redlock, name: str) ->
     """A slot that no master has makes the whole cluster refuse commands, by its usual setting. An acquire goes on when
     the slot is back; before that, the error says why."""
     slot = slot_of(PREFIX, name)
-    owner = cluster.owner(slot)
     await redlock.health()
-    for each in cluster.up():
-        each.cli("CLUSTER", "DELSLOTS", slot)
+    owner = cluster.drop(slot)
     with pytest.raises(QuorumUnavailable, match=r"CLUSTERDOWN|no master has slot"):
         await redlock(name).acquire(timeout=1)
     async with asyncio.timeout(LIMIT):
@@ -313,11 +311,9 @@ async def test_many_ops_at_a_cluster_that_serves_no_name(cluster: Cluster, name:
     """1,000 tasks want a lock each, in many slots or in one slot that has its master. Neither the ops nor the questions
     for the slots are a load: about 2,000 and 20 in a second."""
     lost = next(slot for slot in range(100) if slot != slot_of(prefix, ""))
-    owner = cluster.owner(lost)
     async with Redlock(cluster.url, prefix=prefix, **PATIENT) as client:
         await client.health()
-        for each in cluster.up():
-            each.cli("CLUSTER", "DELSLOTS", lost)
+        owner = cluster.drop(lost)
         began, refused = time.monotonic(), cluster.refusals("CLUSTERDOWN")
         looks = sum(calls_of(each, "cluster|slots") for each in cluster.up())
         tasks = [client(f"{name}{n}").acquire(timeout=3) for n in range(1000)]
@@ -338,11 +334,9 @@ async def test_f7_releases_while_a_slot_has_no_master(cluster: Cluster, other: R
     old master has it again, with its keys, it gets both."""
     names = [f"{{{name}}}{letter}" for letter in "ab"]
     slot = slot_of(PREFIX, names[0])
-    owner = cluster.owner(slot)
     async with Redlock(cluster.url, lease=LONG, max_lease=LONG, **PATIENT) as client:
         first, second = [await client(each, renew=False).acquire(timeout=None) for each in names]
-        for each in cluster.up():
-            each.cli("CLUSTER", "DELSLOTS", slot)
+        owner = cluster.drop(slot)
         await first.release()
         async with asyncio.timeout(LIMIT):
             while f"slots {slot}: no master has them" not in (await client.health()).reason:

@@ -222,6 +222,18 @@ class Cluster:
                     return next(member for member in self.members if member.port == port)
         raise LookupError(slot)
 
+    def drop(self, slot: int) -> Member:
+        """Take a slot from its master. Returns that. A member that reads late what the master had told of its slots
+        would give it the slot back: so the master goes first, and the others when they have read all that it told."""
+        owner = self.owner(slot)
+        owner.cli("CLUSTER", "DELSLOTS", slot)
+        for each in [owner, *self.up()]:
+            each.cli("PING")  # by a new connection: meanwhile the old master sends what is left, and the others read it
+        for each in self.up():
+            if each is not owner:
+                each.cli("CLUSTER", "DELSLOTS", slot)
+        return owner
+
     def begin_move(self, slot: int, to: Member) -> Member:
         """The slot begins to move: its owner sends clients on for keys that it does not have. Returns the owner."""
         source = self.owner(slot)
