@@ -209,7 +209,7 @@ def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings)
     return lock
 
 
-class LockTerms:
+class BoundOptions:
     """The options of a lock, and the settings that they come to with those of its client. A client may get other
     settings after its locks were made: by `configure`, or from the environment at its first await. A lock that kept the
     old ones could take a lease that is longer than the new max_lease."""
@@ -225,7 +225,8 @@ class LockTerms:
     def under(self, client: ClientSettings, name: str) -> LockSettings:
         """The settings with these of the client. Raises ConfigError, which has the name."""
         if client is not self.client:
-            self.settings, self.client = lock_settings(name, self._options, client), client
+            self.settings = lock_settings(name, self._options, client)
+            self.client = client  # last: another thread that sees it takes the settings
         return self.settings
 
 

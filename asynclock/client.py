@@ -9,10 +9,10 @@ from asynclock._errors import ConfigError, brief
 from asynclock._loop import running_loop
 from asynclock._options import (
     THREAD,
+    BoundOptions,
     ClientOptions,
     ClientSettings,
     LockOptions,
-    LockTerms,
     check_flag,
     check_name,
     check_owner,
@@ -84,8 +84,8 @@ class Redlock:
 
     def __init__(self, *nodes: str | Redis | RedisCluster | Store, **options: Unpack[ClientOptions]) -> None:
         self._settings = ClientSettings()
-        self._default = LockTerms("", {}, self._settings)  # of a lock without options
-        self._valid: dict[tuple[object, ...], LockTerms] = {}  # by options that were checked with these settings
+        self._default = BoundOptions("", {}, self._settings)  # of a lock without options
+        self._valid: dict[tuple[object, ...], BoundOptions] = {}  # by options that were checked with these settings
         self._given: Mapping[str, Any] = {}  # the options that were given, to __init__ or to configure()
         self._ready_made = self._unread = not nodes  # it takes other options from the environment; not read yet
         self._stores: tuple[Store, ...] = ()
@@ -130,12 +130,12 @@ class Redlock:
         if fair is not False or reentrant is not False:
             check_flag("fair", fair, str(name))
             check_flag("reentrant", reentrant, str(name))
-        kind, terms = FAIR if fair else MUTEX, self._lock_terms(name, options)
+        kind, bound = FAIR if fair else MUTEX, self._bound(name, options)
         if reentrant:
-            return self._checked(ReentrantLock(name, kind, terms, self._session, check_owner(owner, name)))
+            return self._checked(ReentrantLock(name, kind, bound, self._session, check_owner(owner, name)))
         if owner is not None:
             raise ConfigError("owner= is for a reentrant lock: add reentrant=True", name=name)
-        lock = Lock(name, kind, terms, self._session)
+        lock = Lock(name, kind, bound, self._session)
         return self._checked(lock) if self._limited else lock
 
     def read(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
@@ -161,14 +161,14 @@ class Redlock:
         fencing token, which is greater than all earlier tokens of these names. Does no I/O. Raises ConfigError,
         Unsupported (fencing=False). Source: `locks/multi.py`."""
         kind = Multi(parts_of(locks, MUTEX, self._session, check_name))
-        terms = self._lock_terms(kind.parts[0].name, options)
-        check_fencing(kind, terms.settings, kind.parts[0].name)
-        return self._checked(MultiLock(kind, terms, self._session))
+        bound = self._bound(kind.parts[0].name, options)
+        check_fencing(kind, bound.settings, kind.parts[0].name)
+        return self._checked(MultiLock(kind, bound, self._session))
 
     def _shared(self, name: str, kind: Kind, options: LockOptions) -> Lock:
-        terms = self._lock_terms(name, options)
-        check_fencing(kind, terms.settings, name)
-        return self._checked(Lock(name, kind, terms, self._session))
+        bound = self._bound(name, options)
+        check_fencing(kind, bound.settings, name)
+        return self._checked(Lock(name, kind, bound, self._session))
 
     def _checked(self, lock: Lock) -> Lock:
         """The lock. Raises Unsupported if the stores are known and cannot keep it."""
@@ -176,7 +176,7 @@ class Redlock:
             check_supported(self._limited, lock._wish()._replace(prefix=self._settings.prefix))
         return lock
 
-    def _lock_terms(self, name: str, options: LockOptions, *, named: bool = True) -> LockTerms:
+    def _bound(self, name: str, options: LockOptions, *, named: bool = True) -> BoundOptions:
         if self._unread:
             self._use_settings(self._settings_of(self._given))  # the first await reads it again
         if named:  # the names of a decorator come with its calls
@@ -187,15 +187,15 @@ class Redlock:
         try:
             return self._valid[key]
         except (KeyError, TypeError):  # not known, or a wrong value that cannot be hashed
-            terms = LockTerms(name, options, self._settings)
+            bound = BoundOptions(name, options, self._settings)
         if self._stores:
-            node_timeout(self._settings, terms.settings, len(self._stores), name)
-            if terms.settings.renew == THREAD:
+            node_timeout(self._settings, bound.settings, len(self._stores), name)
+            if bound.settings.renew == THREAD:
                 check_thread_safe(self._stores, name)
         if len(self._valid) >= _VALID:  # each may have metadata of its own
             self._valid.clear()
-        self._valid[key] = terms
-        return terms
+        self._valid[key] = bound
+        return bound
 
     async def lead(self, name: str, main: Callable[[Lease], Awaitable[_R]], /, **options: Unpack[LockOptions]) -> _R:
         """Run `main(lease)` while this caller is elected among all callers of `lead` with that name. A loss of the
@@ -212,7 +212,7 @@ class Redlock:
         """For `lead`: its lock, and whether it waits until an outage is over. Raises ConfigError."""
         if not callable(main):
             raise ConfigError(f"main is a function that takes the lease, not {type(main).__name__}")
-        return self(name, **options), self._lock_terms(name, options).settings.timeout is None
+        return self(name, **options), self._bound(name, options).settings.timeout is None
 
     def synchronized(
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
@@ -229,8 +229,8 @@ class Redlock:
 
     def _lock_of_calls(self, name: str | Callable[..., str], options: LockOptions) -> Callable[[str], Lock]:
         """For `synchronized`: makes the lock of a call from its name. Raises ConfigError."""
-        terms = self._terms_of_calls(name, options, Use.LOCK)
-        return lambda named: Lock(check_name(named), MUTEX, terms, self._session)
+        bound = self._options_of_calls(name, options, Use.LOCK)
+        return lambda named: Lock(check_name(named), MUTEX, bound, self._session)
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
@@ -248,22 +248,22 @@ class Redlock:
         """For `once`: makes the lock of a run from its name; and `within`, in seconds. Raises ConfigError."""
         length = seconds("within", within)
         # With the client's min_hold the name would stay taken after a run that raised; the next call could not run.
-        terms = self._terms_of_calls(name, {"min_hold": 0}, Use.ONCE)
+        bound = self._options_of_calls(name, {"min_hold": 0}, Use.ONCE)
 
         def lock(named: str) -> OnceLock:
-            return OnceLock(check_name(named), MUTEX, terms, self._session)
+            return OnceLock(check_name(named), MUTEX, bound, self._session)
 
         return lock, length
 
-    def _terms_of_calls(self, name: str | Callable[..., str], options: LockOptions, use: Use) -> LockTerms:
-        """The terms for the calls of a decorated function; their label is its template. Raises ConfigError for a wrong
-        option."""
+    def _options_of_calls(self, name: str | Callable[..., str], options: LockOptions, use: Use) -> BoundOptions:
+        """The options for the calls of a decorated function; their label is its template. Raises ConfigError for a
+        wrong option."""
         labelled: LockOptions = {"label": name, **options} if isinstance(name, str) else options
-        terms = self._lock_terms("", labelled, named=False)
-        known = terms.settings
+        bound = self._bound("", labelled, named=False)
+        known = bound.settings
         if self._limited:
             check_supported(self._limited, Wish(use, MUTEX, (), known.lease, known.min_hold, known.fencing))
-        return terms
+        return bound
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over the hold that another process detached. `handle` is the string that `Lease.detach` returned.
@@ -271,8 +271,8 @@ class Redlock:
         It waits for no owner, so `timeout` has no effect. Raises LockNotHeld (the handle was adopted already, or the
         hold has ended), QuorumUnavailable (after `patience` seconds), ConfigError."""
         known = parse_handle(handle)
-        terms = self._lock_terms(known.name, options)
-        lock = self._checked(AdoptedLock(known, rule_of(known.mode), terms, self._session))
+        bound = self._bound(known.name, options)
+        lock = self._checked(AdoptedLock(known, rule_of(known.mode), bound, self._session))
         return await lock.acquire(timeout=None)
 
     async def break_lock(self, name: str, /, *, foreign: bool = False) -> bool:
@@ -387,7 +387,7 @@ class Redlock:
     def _use_settings(self, settings: ClientSettings) -> None:
         if settings is not self._settings:
             self._settings = settings
-            self._default = LockTerms("", {}, settings)
+            self._default = BoundOptions("", {}, settings)
             self._valid.clear()
 
     def _use_stores(self, stores: tuple[Store, ...]) -> None:

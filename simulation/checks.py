@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from asynclock.rules.model import ADOPT, ID_LENGTH, RELEASE, RESTING_MARK, TAG_LENGTH, TIMED, Verb, parts_of
 from asynclock.rules.rwlock import READ
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asynclock.protocol.hold import Tenure
     from asynclock.rules.model import Entry, Op, Part, State
     from simulation.clients import Client
-    from simulation.plan import LockPlan
+    from simulation.plan import Job, LockPlan
     from simulation.servers import Server
     from simulation.world import World
 
@@ -42,6 +42,13 @@ class Flaw(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.what}: {self.about}"
+
+
+class Caller(Protocol):
+    """A client, of this simulation or of the whole stack."""
+
+    name: str
+    closed: bool
 
 
 class Record(NamedTuple):
@@ -309,6 +316,14 @@ class Judge:
     def _is_overdue(self, record: Record, tenure: Tenure) -> bool:
         """Whether it is open, although its loss was to be told by now: its lease has ended, and its loop runs."""
         return tenure.open and self.now > _due(record.client, tenure) + _TOLD and not record.client.closed
+
+    def check_waited(self, client: Caller, job: Job, waited: float, most: float, why: str) -> None:
+        """An acquire has ended without a lease, after so many seconds of its client's clock. It does so at the end of
+        its timeout, and in an outage also after `most` seconds."""
+        least = min(math.inf if job.timeout is None else job.timeout, most)
+        if waited < least - _ROUNDING and not client.closed:
+            about = f"{client.name}, job {job.number} of {job.lock.name}: {why} after {waited:.3f} s"
+            self.fail("given up too soon", about)
 
     def told(self, client: Client, tenure: Tenure, loss: Reason) -> None:
         """A program is told a loss: that of a lease that has ended by the clock comes in time."""

@@ -267,22 +267,14 @@ class Client:
         try:
             result = await calls.acquire(session, terms)
         except QuorumUnavailable as error:
-            self._check_waited(job, called, self.settings.patience, repr(error))
+            self.world.judge.check_waited(self, job, self.clock.now() - called, self.settings.patience, repr(error))
             raise
         finally:
             self.world.promptness.ended(job)
         if not isinstance(result, Tenure):
-            self._check_waited(job, called, math.inf, "refused")
+            self.world.judge.check_waited(self, job, self.clock.now() - called, math.inf, "refused")
             return
         await self._hold(job, result, task, depth, began)
-
-    def _check_waited(self, job: Job, called: float, most: float, why: str) -> None:
-        """An acquire ends without a lease at the end of its timeout, and in an outage also after `most` seconds."""
-        waited, least = self.clock.now() - called, min(math.inf if job.timeout is None else job.timeout, most)
-        if waited < least - 1e-6 and not self.closed:
-            self.world.judge.fail(
-                "given up too soon", f"job {job.number} of {job.lock.name}: {why} after {waited:.3f} s"
-            )
 
     async def _hold(self, job: Job, tenure: Tenure, task: Task, depth: int, began: float) -> None:
         self.world.waits.pop(job.number, None)

@@ -39,9 +39,9 @@ def flush() -> None:
         _delivered(sys.stdout.flush)
 
 
-def _delivered(write: Callable[[], object]) -> bool:
+def _delivered(act: Callable[[], object]) -> bool:
     try:
-        write()
+        act()
     except OSError as error:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer: Python writes it at its end

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import CoroutineType, TracebackType
 
     from asynclock._errors import LockTimeout
-    from asynclock._options import LockSettings, LockTerms, Seconds
+    from asynclock._options import BoundOptions, LockSettings, Seconds
     from asynclock.locks.cancellation import Caller
     from asynclock.protocol.handover import Handle
     from asynclock.quorum.ballot import Ballot
@@ -59,7 +59,7 @@ class Lock:
         self,
         name: str,
         kind: Kind,
-        options: LockTerms,
+        options: BoundOptions,
         session_of: Callable[[asyncio.Task[Any] | None], Session],
     ) -> None:
         self._name = name
@@ -305,7 +305,7 @@ class AdoptedLock(Lock):
         self,
         handle: Handle,
         kind: Kind,
-        options: LockTerms,
+        options: BoundOptions,
         session_of: Callable[[asyncio.Task[Any] | None], Session],
     ) -> None:
         super().__init__(handle.name, kind, options, session_of)

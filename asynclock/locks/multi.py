@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
-    from asynclock._options import LockTerms
+    from asynclock._options import BoundOptions
     from asynclock.quorum.ballot import Ballot
     from asynclock.rules.model import Kind, Rule, Slots
     from asynclock.runtime.session import Session
@@ -84,7 +84,7 @@ class MultiLock(Lock):
     def __init__(
         self,
         kind: Multi,
-        options: LockTerms,
+        options: BoundOptions,
         session_of: Callable[[asyncio.Task[Any] | None], Session],
     ) -> None:
         super().__init__(", ".join(part.name for part in kind.parts), kind, options, session_of)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Hashable
 
-    from asynclock._options import LockSettings, LockTerms
+    from asynclock._options import BoundOptions, LockSettings
     from asynclock.rules.model import Kind
     from asynclock.runtime.session import Session
 
@@ -30,7 +30,7 @@ class ReentrantLock(Lock):
         self,
         name: str,
         kind: Kind,
-        options: LockTerms,
+        options: BoundOptions,
         session_of: Callable[[asyncio.Task[Any] | None], Session],
         owner: Hashable,
     ) -> None:

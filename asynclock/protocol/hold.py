@@ -441,6 +441,8 @@ class Hold:
         """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""
         owners = self.tenures
         self.contended |= serve is Serve.NOBODY  # own waiters may have marked it; see `Quorum.undo`
+        for each in owners:  # after a blocked loop this may run before the watchdog: those that are over have expired
+            each.check_clock()
         self.lose("closed")
         rest = max((each.rest() for each in owners), default=0.0)
         return self.release(rest, done=any(each.done_for for each in owners), serve=serve)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
 import threading
 from dataclasses import fields
 from logging import DEBUG, ERROR, INFO, WARNING
@@ -37,11 +38,10 @@ class Observers:
     DEBUG: then no event of an acquire or a release is made. The threads of several loops may use it: it is one list,
     whose operations are atomic, and only a change of the level needs more than one of them."""
 
-    __slots__ = ("__weakref__", "_changing", "active")
+    __slots__ = ("__weakref__", "active")
 
     def __init__(self) -> None:
         self.active: list[Callable[[Event], object]] = [*_of_all_clients]
-        self._changing = threading.Lock()
         _all_observers.add(self)
 
     @classmethod
@@ -68,7 +68,7 @@ class Observers:
         when it begins, and at each renewal."""
         if log.isEnabledFor(logging.DEBUG) is (write_debug in self.active):
             return
-        with self._changing:  # another thread may have found the same
+        with _changing:  # another thread may have found the same
             logs, wanted = write_debug in self.active, log.isEnabledFor(logging.DEBUG)
             if logs and not wanted:
                 self.active.remove(write_debug)
@@ -109,6 +109,18 @@ def observe_all(listener: Callable[[Event], object]) -> Callable[[], None]:
 _of_all_clients: list[Callable[[Event], object]] = []
 
 _all_observers: WeakSet[Observers] = WeakSet()
+
+_changing = threading.Lock()
+"""Held while a change of the logger's level is followed."""
+
+
+def _after_fork() -> None:
+    global _changing  # noqa: PLW0603 - another thread of the parent may have held it
+    _changing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _raise(error: BaseException) -> None:

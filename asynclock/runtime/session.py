@@ -26,7 +26,7 @@ from asynclock.protocol.machine import Machine
 from asynclock.protocol.terms import owner_of
 from asynclock.protocol.watchdog import LoopLag
 from asynclock.quorum.ballot import UNREACHABLE, WON
-from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Serve
+from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
 from asynclock.runtime import opening, shutdown
 from asynclock.runtime.inherited import of_parent, silent
 from asynclock.runtime.observers import Journal, Observers, write
@@ -470,9 +470,9 @@ class Session:
                 while releases and releases[0][0].outcome is WON:  # not kept: a garbage collection would look at all
                     releases.popleft()
             else:
-                owners = hold.tenures
-                ballot = self._close_hold(hold, owners)
-                releases.extend([(ballot, owner.terms) for owner in owners[:1]])
+                owners = hold.tenures[:1]
+                ballot = self.machine.close_hold(hold)
+                releases.extend([(ballot, owner.terms) for owner in owners])
         began = self.spent()
         for each in list(self.machine.under_way):
             each.close()
@@ -493,19 +493,6 @@ class Session:
         if closer is not None:
             with contextlib.suppress(RuntimeError):  # it runs already: it has called aclose()
                 await closer.aclose()
-
-    def _close_hold(self, hold: Hold, owners: Sequence[Tenure]) -> Ballot:
-        """Release it as the client closes. The task that closes it may have blocked the loop before, and then runs
-        before the watchdog's timer. So a lease whose time is over is lost for that reason, and not "closed": its owner
-        has worked without the lock."""
-        for each in owners:
-            each.check_clock()
-        if not hold.over:
-            return self.machine.close_hold(hold)
-        serve = self.machine.tickets.serve_at(hold.name, self.quorum.serve)
-        if serve is Serve.NOBODY:  # own waiters may have marked it, as in `Hold.close`
-            hold.waited_for(hold.op.id)
-        return hold.release(max(each.rest() for each in owners), serve=serve)
 
     async def _end_marks(self) -> None:
         """Wait for a moment, until the marks of runs of `once` that have returned are at all nodes."""

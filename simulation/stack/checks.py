@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -111,16 +112,19 @@ class StackJudge(Judge):
 
     def is_held(self, client: Client, tenure: Tenure) -> bool:
         """By the clock of its process."""
-        self._world.seen_from = client.loop
-        try:
+        with self._seen_from(client):
             return tenure.held
-        finally:
-            self._world.seen_from = None
 
     def _check_max_hold(self, record: Record, tenure: Tenure) -> None:
-        self._world.seen_from = record.client.loop
-        try:
+        with self._seen_from(record.client):
             super()._check_max_hold(record, tenure)
+
+    @contextlib.contextmanager
+    def _seen_from(self, client: Client) -> Iterator[None]:
+        """Clocks read what they show to that process."""
+        self._world.seen_from = client.loop
+        try:
+            yield
         finally:
             self._world.seen_from = None
 

@@ -30,9 +30,6 @@ _ROUNDING = 0.05
 _LATE = 0.3
 """Seconds by which an acquire may end after its timeout: the last round has its node_timeout."""
 
-_EARLY = 1e-6
-"""Seconds by which it may end before it, for the rounding of clocks."""
-
 _BACKLOG = 5.0
 """More of them while what this process sends does not arrive and notices come, as on a half-open connection: the server
 seems to work through a long queue (`node.py`)."""
@@ -156,11 +153,12 @@ class Client:
         try:
             lease = await self._lock(job.lock).acquire(timeout=job.timeout)
         except QuorumUnavailable as error:
-            self._check_waited(job, began, self.world.plan.options["patience"], repr(error))
+            patience = self.world.plan.options["patience"]
+            self.world.judge.check_waited(self, job, self.loop.time() - began, patience, repr(error))
             raise
         else:
             if lease is None:
-                self._check_waited(job, began, math.inf, "refused")
+                self.world.judge.check_waited(self, job, self.loop.time() - began, math.inf, "refused")
             return lease
         finally:
             self._learn_tag()
@@ -172,13 +170,6 @@ class Client:
                     limit += _BACKLOG
                 if took > limit:
                     self.world.judge.fail("an acquire ended late", f"{self.name}, job {job.number}: {took:.3f} s")
-
-    def _check_waited(self, job: Job, began: float, most: float, why: str) -> None:
-        """An acquire ends without a lease at the end of its timeout, and in an outage also after `most` seconds."""
-        waited, least = self.loop.time() - began, min(math.inf if job.timeout is None else job.timeout, most)
-        if waited < least - _EARLY and not self.closed:
-            about = f"job {job.number} of {job.lock.name}: {why} after {waited:.3f} s"
-            self.world.judge.fail("given up too soon", f"{self.name}, {about}")
 
     async def _look(self, lock: LockPlan) -> None:
         """The program asks for the state of a name, and of the nodes."""

@@ -73,15 +73,9 @@ def test_what_no_draw_finds(rule: str, flaw: str) -> None:
     assert found.what == flaw
 
 
-def test_a_wrong_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("histories_only")
+def test_a_wrong_history_is_found() -> None:
     """Without the other checks, what the programs saw is enough."""
-    fail = Judge.fail
-
-    def fails(judge: Judge, what: str, about: object) -> None:
-        if what == "not linearizable":
-            fail(judge, what, about)
-
-    monkeypatch.setattr(Judge, "fail", fails)
     assert find("ONLY_OWN_HOLD", hours=1) is not None
 
 

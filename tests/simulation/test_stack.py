@@ -17,7 +17,6 @@ from asynclock import Lease, LockLost
 from asynclock._options import LockSettings
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ
-from simulation.checks import Judge
 from simulation.plan import Fault, Job, LockPlan
 from simulation.stack import cli
 from simulation.stack.ablations import find_in_directed, without
@@ -43,6 +42,9 @@ FOUND = [
     ("ADOPTED", 4, 0, "a token was given twice"),
 ]
 """Of each rule that is taken out: a run in which a promise is broken, and the promise."""
+
+OPTIONS = {"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3}
+"""Of the clients in a plan that is made by hand."""
 
 _TRACE = """
 from dataclasses import replace
@@ -113,15 +115,9 @@ def test_a_missing_rule_is_found(rule: str, seed: int, run: int, what: str) -> N
     assert flaw.what == what
 
 
-def test_a_wrong_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("histories_only")
+def test_a_wrong_history_is_found() -> None:
     """Without the other checks, what the programs saw is enough."""
-    fail = Judge.fail
-
-    def fails(judge: Judge, what: str, about: object) -> None:
-        if what == "not linearizable":
-            fail(judge, what, about)
-
-    monkeypatch.setattr(Judge, "fail", fails)
     found = simulate(PLANS["QUARANTINE"])
     assert found.flaw is None
     assert found.histories == 1
@@ -157,7 +153,7 @@ def test_a_break_ends_the_rest_of_a_name() -> None:
     broken = replace(
         plan,
         safe=True,
-        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        options=OPTIONS,
         locks=(lock,),
         jobs=(Job(0, 1.0, 0, lock, None, 0.3), Job(1, 3.0, 1, lock, None, 0.3)),
         faults=(Fault(2.0, "break", client=0, detail="0"),),
@@ -175,7 +171,7 @@ def test_what_a_half_open_connection_delays(client: int) -> None:
     jobs = ((1.0, 0, None), (1.5, 1, None), (4.5, 0, 0))
     late = replace(
         plan,
-        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        options=OPTIONS,
         locks=(lock,),
         jobs=tuple(Job(number, at, where, lock, timeout, 0.1) for number, (at, where, timeout) in enumerate(jobs)),
         faults=(Fault(3.0, "half-open", client=client, detail="to"), Fault(4.0, "freeze", seconds=4.5)),
@@ -201,7 +197,7 @@ def test_a_process_that_was_stopped_while_its_server_restarted() -> None:
     stopped = replace(
         plan,
         safe=True,
-        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        options=OPTIONS,
         locks=(lock,),
         jobs=tuple(Job(number, at, client, lock, None, holds) for number, (at, client, holds) in enumerate(jobs)),
         faults=(Fault(2.0, "stop", client=1, seconds=6.0), Fault(4.0, "crash", detail="refuses", seconds=0.1)),
@@ -217,7 +213,7 @@ def test_the_key_of_readers_that_outlives_them_is_no_other_programs() -> None:
     lock = LockPlan("lock0", READ, LockSettings(lease=20.0, min_hold=1.0))
     left = replace(
         plan,
-        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        options=OPTIONS,
         locks=(lock,),
         jobs=(Job(0, 1.0, 0, lock, None, 0.3), Job(1, 1.1, 1, lock, None, 0.3)),
         faults=(Fault(4.0, "break", client=0, detail="0"),),
@@ -282,7 +278,7 @@ def _lost(*faults: Fault) -> StackPlan:
     lock = LockPlan("lock0", MUTEX, LockSettings(lease=20.0, max_hold=2.0))
     return replace(
         plan,
-        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        options=OPTIONS,
         locks=(lock,),
         jobs=(Job(0, 1.0, 0, lock, None, 8.0),),
         faults=faults,
@@ -296,7 +292,7 @@ def _closed(*faults: Fault) -> StackPlan:
     lock = LockPlan("lock0", MUTEX, LockSettings(lease=20.0))
     return replace(
         plan,
-        options={"lease": 20.0, "max_lease": 45.0, "patience": 0.5, "fence_memory": 60.0, "connect_timeout": 0.3},
+        options=OPTIONS,
         clients=plan.clients[:1],
         locks=(lock,),
         delay=0.004,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ConnectionLoss
 
-from asynclock import QuorumUnavailable, Redlock
+from asynclock import Lease, QuorumUnavailable, Redlock
 from asynclock.quorum.ballot import REFUSED, WON, Ballot
 from asynclock.rules.model import ACQUIRE, EXTEND, PEEK, RELEASE, Op, Queueing, Verb
 from asynclock.rules.mutex import MUTEX
@@ -51,7 +52,24 @@ async def client(shared_zookeeper: ZooKeeper) -> AsyncIterator[Redlock]:
 class Clocked(ZooKeeperStore):
     """For a client whose clock the test moves."""
 
-    clock: Any = None
+    def __init__(self, url: str, clock: FakeClock) -> None:
+        super().__init__(url)
+        self.clock = clock
+
+
+@contextlib.asynccontextmanager
+async def beside_a_holder(server: ZooKeeper, name: str) -> AsyncIterator[tuple[FakeClock, Redlock, Any, Lease]]:
+    """A client whose clock the test moves, connected; its node; and the lease of another client that has the name."""
+    clock = FakeClock()
+    async with (
+        Redlock(Clocked(server.url(), clock), lease=30.0, connect_timeout=LIMIT / 2) as client,
+        client_of(server) as other,
+        asyncio.timeout(LIMIT),
+    ):
+        held = await other(name).acquire(timeout=None)
+        assert await client(name).locked()  # it connects
+        (node_of_client,) = nodes_of(client)
+        yield clock, client, node_of_client, held
 
 
 async def lock_for_a_moment(client: Redlock, name: str) -> None:
@@ -113,8 +131,7 @@ async def test_c10_an_answer_that_came_while_the_loop_was_blocked_counts(
 ) -> None:
     """The time of an acquire is over when the loop runs again, and its next request has not been sent yet."""
     clock = FakeClock()
-    store = Clocked(shared_zookeeper.url())
-    store.clock = clock
+    store = Clocked(shared_zookeeper.url(), clock)
     async with Redlock(store, lease=30.0, node_timeout=1.0, patience=0, connect_timeout=LIMIT / 2) as client:
         await lock_for_a_moment(client, name)  # it connects
         with held_thread(client):
@@ -171,8 +188,7 @@ async def test_renewals_whose_time_is_over_are_not_sent(
     come after them. The error of the former says so."""
     monkeypatch.setattr(pipeline, "MOST", 2)
     clock = FakeClock()
-    store = Clocked(shared_zookeeper.url())
-    store.clock = clock
+    store = Clocked(shared_zookeeper.url(), clock)
     async with Redlock(store, lease=30.0, connect_timeout=LIMIT / 2) as client, asyncio.timeout(LIMIT):
         leases = [await client(f"{name}:{each}").acquire(timeout=None) for each in "ab"]
         await until(lambda: watchers_of(client) == len(leases))
@@ -241,17 +257,7 @@ async def test_a_renewal_that_waited_until_its_hold_ended_holds_again(
 ) -> None:
     """A waiter enters while its renewal waits in the queue of the client, and the hold ends before that begins. The
     renewal is a new attempt: what it gets is kept when the connection comes back."""
-    clock = FakeClock()
-    store = Clocked(shared_zookeeper.url())
-    store.clock = clock
-    async with (
-        Redlock(store, lease=30.0, connect_timeout=LIMIT / 2) as client,
-        client_of(shared_zookeeper) as other,
-        asyncio.timeout(LIMIT),
-    ):
-        held = await other(name).acquire(timeout=None)
-        assert await client(name).locked()  # it connects
-        (node_of_client,) = nodes_of(client)
+    async with beside_a_holder(shared_zookeeper, name) as (clock, client, node_of_client, held):
 
         def ask(verb: Verb, number: int = 0) -> Ballot:
             op = Op(verb, MUTEX, name, f"{1:032x}|", 30.0, queueing=Queueing(number=number))
@@ -282,18 +288,8 @@ async def test_f5_a_waiter_that_was_granted_learns_it_before_others_ask(
 ) -> None:
     """Its renewal waits in the queue of the client, and its owner for the answer: nobody works under the hold
     meanwhile. It begins first, also if its owner gives up soon."""
-    clock = FakeClock()
-    store = Clocked(shared_zookeeper.url())
-    store.clock = clock
     order: list[int] = []
-    async with (
-        Redlock(store, lease=30.0, connect_timeout=LIMIT / 2) as client,
-        client_of(shared_zookeeper) as other,
-        asyncio.timeout(LIMIT),
-    ):
-        held = await other(name).acquire(timeout=None)
-        assert await client(name).locked()  # it connects
-        (node_of_client,) = nodes_of(client)
+    async with beside_a_holder(shared_zookeeper, name) as (clock, client, node_of_client, held):
 
         def ask(verb: Verb, id: int, number: int = 0) -> Ballot:
             op = Op(verb, MUTEX, name, f"{id:032x}|", 30.0, queueing=Queueing(number=number))

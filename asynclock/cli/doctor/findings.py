@@ -150,29 +150,37 @@ def _quorum(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
         )
 
 
+def _mode(facts: NodeFacts) -> Finding | None:
+    """A server that does not stand alone."""
+    if facts.mode == "sentinel" or facts.elsewhere:
+        return Finding(
+            Severity.ERROR,
+            "mode",
+            (facts.node,),
+            f"{facts.node} runs in {'sentinel' if facts.mode == 'sentinel' else 'cluster'} mode.",
+            "It cannot keep locks by itself.",
+            "Name independent servers, the master behind the Sentinels, or the cluster (redis+cluster://).",
+        )
+    if facts.mode == "cluster" and facts.cluster is None:
+        return Finding(
+            Severity.WARNING,
+            "mode",
+            (facts.node,),
+            f"{facts.node} runs in cluster mode, and has all slots that locks need.",
+            "When one of them moves to another node, names in it cannot be locked.",
+            "Name the cluster (redis+cluster://).",
+        )
+    return None
+
+
 def _role(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     del terms
     for each in facts:
-        if each.mode == "sentinel" or each.elsewhere:
-            mode = "sentinel" if each.mode == "sentinel" else "cluster"
-            yield Finding(
-                Severity.ERROR,
-                "mode",
-                (each.node,),
-                f"{each.node} runs in {mode} mode.",
-                "It cannot keep locks by itself.",
-                "Name independent servers, the master behind the Sentinels, or the cluster (redis+cluster://).",
-            )
-            continue
-        if each.mode == "cluster" and each.cluster is None:
-            yield Finding(
-                Severity.WARNING,
-                "mode",
-                (each.node,),
-                f"{each.node} runs in cluster mode, and has all slots that locks need.",
-                "When one of them moves to another node, names in it cannot be locked.",
-                "Name the cluster (redis+cluster://).",
-            )
+        mode = _mode(each)
+        if mode is not None:
+            yield mode
+            if mode.severity is Severity.ERROR:  # then its role does not matter
+                continue
         if each.role == "replica":
             yield Finding(
                 Severity.ERROR,

@@ -298,9 +298,7 @@ class Connection:
             if self.state is SessionState.CONNECTED:  # else neither kazoo nor a server has it
                 path, children = key
                 removing = self._requests.ask(self._client.unwatch(path, watch, children=children))
-                removing.add_done_callback(
-                    lambda done: done.exception()
-                )  # it may have fired, or the connection is lost
+                removing.add_done_callback(_ignore)  # it may have fired, or the connection is lost
 
     def _fired(self, key: tuple[str, bool], watch: Watch) -> None:
         if self._watches.get(key) is watch:
@@ -440,3 +438,9 @@ def _stat(stat: Any) -> Stat:
 def _settle(future: asyncio.Future[None], value: None) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def _ignore(done: asyncio.Future[Any]) -> None:
+    """Read its error, or asyncio would log it."""
+    if not done.cancelled():
+        done.exception()
