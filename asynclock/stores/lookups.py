@@ -1,30 +1,18 @@
-"""Looks up host names, in threads of its own.
-
-`getaddrinfo` cannot be cancelled, and takes 15 s or longer if the name server is silent. In the default executor of the
-event loop it would take the threads that the program needs for `asyncio.to_thread`, and `asyncio.run` would wait for
-it. So
-
-- each lookup has a daemon thread, which does not hold up the end of the program;
-- there is one lookup per host at a time. All connects of the process wait for the same one, in any thread and event
-  loop. A connect that is cancelled leaves the lookup to the others;
-- a forked child starts its own lookups, because it has no copy of the threads of its parent.
-"""
+"""Looks up host names, in threads of its own (`shared_calls.py`): `getaddrinfo` cannot be cancelled, and takes 15 s or
+longer if the name server is silent. There is one lookup per host at a time."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import socket
-import threading
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asynclock._clock import wake
+from asynclock.stores.shared_calls import Call, SharedCalls, result_of, wait_for_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 Address: TypeAlias = tuple[Any, ...]
 """What getaddrinfo returns: family, type, protocol, canonical name, socket address."""
@@ -43,54 +31,28 @@ class Unresolved(OSError):
     """The name of a host has no address, or could not be looked up."""
 
 
-class _Lookups:
-    """Those of this process that are under way, by host."""
+class _Lookup(Call[list[Address]]):
+    """Of one host."""
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._running: dict[str, Future[list[Address]]] = {}
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self._host = host
+        self.thread, self.purpose = f"asynclock looks up {host}", f"the lookup of {host}"
 
-    def get(self, host: str) -> Future[list[Address]] | None:
-        return self._running.get(host)
-
-    def start(self, host: str) -> Future[list[Address]]:
-        """The lookup of a host that is under way, or a new one. Without a thread it has failed already."""
-        with self._guard:
-            lookup = self._running.get(host)
-            if lookup is None:
-                lookup = Future()
-                name = f"asynclock looks up {host}"
-                try:
-                    threading.Thread(target=self._run, args=(host, lookup), name=name, daemon=True).start()
-                except RuntimeError as error:
-                    lookup.set_exception(Unresolved(f"no thread for the lookup of {host}: {error}"))
-                    return lookup
-                self._running[host] = lookup
-            return lookup
-
-    def _run(self, host: str, lookup: Future[list[Address]]) -> None:
-        settle: Callable[[], None]
+    def work(self) -> list[Address]:
         try:
-            found = socket.getaddrinfo(host, 0, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-            settle = partial(lookup.set_result, [tuple(each) for each in found])
+            found = socket.getaddrinfo(self._host, 0, 0, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         except Exception as error:  # a name that cannot be encoded is a UnicodeError
             why = error.strerror if isinstance(error, OSError) else None
-            settle = partial(lookup.set_exception, Unresolved(f"the host name {host} does not resolve: {why or error}"))
-        with self._guard:
-            self._running.pop(host, None)  # absent if an interrupt hit `start`
-        settle()
+            raise Unresolved(f"the host name {self._host} does not resolve: {why or error}") from None
+        return [tuple(each) for each in found]
 
 
-_lookups = _Lookups()
+_lookups = SharedCalls[_Lookup]()
 
 
-def _after_fork() -> None:
-    global _lookups  # noqa: PLW0603 - its lock may be held by a thread that the child does not have
-    _lookups = _Lookups()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_after_fork)
+def _start(host: str) -> _Lookup:
+    return _lookups.start(host, partial(_Lookup, host))
 
 
 def is_address(host: str) -> bool:
@@ -107,22 +69,15 @@ async def addresses_of(host: str, port: int) -> list[Address]:
     """The addresses of a host, in the order of preference. Raises Unresolved."""
     if found := _numeric(host):
         return _with_port(found, port)
-    lookup, loop = _lookups.start(host), asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def tell(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(wake, ended)
-
-    lookup.add_done_callback(tell)
-    await ended
+    lookup = _start(host)
+    await wait_for_call(lookup)
     return _with_port(_result(lookup), port)
 
 
 def addresses_within(hosts: Sequence[tuple[str, int]], limit: float) -> list[list[Address] | OSError]:
     """As `addresses_of`, for a thread that may block, and for several hosts and their ports: the addresses of each, or
     its error. Waits for `limit` seconds at most, and once there is an address, for a moment."""
-    lookups = {host: _lookups.start(host) for host, _ in hosts if not is_address(host)}
+    lookups = {host: _start(host) for host, _ in hosts if not is_address(host)}
     if all(host in lookups for host, _ in hosts):
         wait(lookups.values(), limit, FIRST_COMPLETED)
     wait(lookups.values(), min(limit, _GRACE))
@@ -137,12 +92,12 @@ def addresses_within(hosts: Sequence[tuple[str, int]], limit: float) -> list[lis
     return found
 
 
-def _result(lookup: Future[list[Address]]) -> list[Address]:
+def _result(lookup: _Lookup) -> list[Address]:
     """Raises Unresolved, or TimeoutError for one that has not ended."""
-    error = lookup.exception(0.0)
-    if error is not None:
-        raise Unresolved(str(error))  # an exception of its own for each connect, with the traceback of that connect
-    return lookup.result()
+    try:
+        return result_of(lookup)
+    except ConnectionError as error:  # no thread
+        raise Unresolved(str(error)) from None
 
 
 def _numeric(host: str) -> list[Address]:

@@ -29,7 +29,7 @@ COUNT = """
 
     async def main():
         counter = Path(sys.argv[2])
-        async with Redlock(sys.argv[1]) as redlock:
+        async with Redlock(sys.argv[1], connect_timeout=30) as redlock:
             for _ in range(20):
                 async with redlock("counter"):
                     before = int(counter.read_text())
@@ -90,7 +90,7 @@ NAMES = """
         leases = []
         async with AsyncExitStack() as stack:
             for url in "embedded:a", "embedded:b", "embedded:", "embedded:default":
-                client = await stack.enter_async_context(Redlock(url))
+                client = await stack.enter_async_context(Redlock(url, connect_timeout=30))
                 leases.append(await client("job").acquire(timeout=0))
                 print("held" if leases[-1] else "refused", flush=True)
             await asyncio.to_thread(sys.stdin.readline)

@@ -55,7 +55,7 @@ GUARD = """
     from asynclock import LockLost, Redlock
 
     async def main():
-        async with Redlock("embedded:") as redlock:
+        async with Redlock("embedded:", connect_timeout=30) as redlock:
             try:
                 async with redlock("job"):
                     print("held", flush=True)

@@ -19,7 +19,7 @@ import pytest
 from asynclock import Redlock
 from asynclock.runtime.session import Session
 from asynclock.stores.embedded.keeper import AGAIN
-from tests.support.embedded_box import Box, gone, leave, lines, processes_of
+from tests.support.embedded_box import Box, gone, leave, lines, processes_of, slow_python
 from tests.support.probes import session_of
 from tests.support.programs import run_python
 from tests.support.servers import Server
@@ -194,9 +194,10 @@ GUARDED = (
 
     door = (Home("a").make() / "door").open("w")
     fcntl.flock(door, fcntl.LOCK_EX)
-    starts = threading.Thread(target=embedded.running, args=(Home("a"),))
+    search = embedded.Search(Home("a"))
+    starts = threading.Thread(target=search.work)
     starts.start()
-    while not embedded._guard.locked():
+    while not search.starts:
         pass                                        # it is inside, and waits at the door
     in_child(lambda: embedded.running(Home("b")))
     door.close()
@@ -214,11 +215,6 @@ def test_c8_a_child_forked_while_a_thread_starts_a_server_starts_its_own(box: Bo
     assert (said, program.returncode) == ("fine\n", 0), complaints
     assert box.all_gone()
 
-
-SLOW = """#!/bin/sh
-read line < "{fifo}"
-exec "{python}" "$@"
-"""
 
 FORKED = (
     IN_CHILD
@@ -249,10 +245,7 @@ FORKED = (
 def test_c8_a_child_forked_while_a_thread_starts_a_server_locks_nobody_out(box: Box, tmp_path: Path) -> None:
     """It has copies of the lock files that the thread had open. While it lives, any process can start a server, and so
     can the child."""
-    slow, fifo = tmp_path / "python", tmp_path / "fifo"
-    os.mkfifo(fifo)
-    slow.write_text(SLOW.format(fifo=fifo, python=sys.executable))
-    slow.chmod(0o700)
+    slow, fifo = slow_python(tmp_path)
     program = box.start(FORKED, str(slow), str(fifo))
     child = int(lines(program.stdout).readline())
     for pid in processes_of(box.folder()):
@@ -267,34 +260,30 @@ def test_c8_a_child_forked_while_a_thread_starts_a_server_locks_nobody_out(box: 
 
 
 FOUND = """
+    import threading
     from asynclock.stores.embedded.home import Home
-    from asynclock.stores.embedded.finding import running
+    from asynclock.stores.embedded.finding import Search
 
-    print(running(Home("default")))
+    search = Search(Home("default"))
+    found = threading.Thread(target=lambda: print(search.work(), flush=True))
+    found.start()
+    while not search.starts:
+        pass
+    print("waits", flush=True)
 """
 
 
-def waits_for(path: Path, program: subprocess.Popen[str]) -> bool:
-    """Whether that process waits for a lock of that file."""
-    inode = f":{path.stat().st_ino} "
-    waiting = [line for line in Path("/proc/locks").read_text().splitlines() if "->" in line and inode in line]
-    return any(f" {program.pid} " in line for line in waiting)
-
-
 @linux
-def test_only_one_process_at_a_time_looks_for_a_server_and_starts_one(box: Box) -> None:
-    """While another process looks for one a program starts nothing; then it finds the server that there is."""
+def test_only_one_process_at_a_time_starts_a_server(box: Box) -> None:
+    """While another process is at the door a program starts nothing; then it starts a server."""
     box.folder().mkdir(mode=0o700)
     with (box.folder() / "door").open("w") as door:
         fcntl.flock(door, fcntl.LOCK_EX)
         program = box.start(FOUND)
-        tick = threading.Event()
-        while not waits_for(box.folder() / "door", program):
-            assert program.poll() is None
-            assert not processes_of(box.folder())
-            tick.wait(0.01)
+        said = lines(program.stdout)
+        assert said.readline() == "waits\n"
         assert not processes_of(box.folder())
-    assert lines(program.stdout).readline().strip() == str(box.socket())
+    assert said.readline().strip() == str(box.socket())
     program.communicate()
     assert box.all_gone()
 

@@ -16,6 +16,9 @@ from typing import IO, Any
 
 import pytest
 
+from asynclock.stores.embedded.finding import Search
+from asynclock.stores.embedded.home import Home
+from asynclock.stores.embedded.searches import _searches
 from tests.support.programs import LIBRARY, PYTHONPATH, QUIET, STRICT, Program
 
 HOLD = """
@@ -23,7 +26,7 @@ HOLD = """
     from asynclock import Redlock
 
     async def main():
-        async with Redlock(sys.argv[1]) as redlock:
+        async with Redlock(sys.argv[1], connect_timeout=30) as redlock:
             lease = await redlock("job").acquire(timeout=0)
             print("held" if lease else "refused", flush=True)
             await asyncio.to_thread(sys.stdin.readline)     # until the test ends it
@@ -43,6 +46,54 @@ def processes_of(folder: Path) -> set[int]:
                 if str(folder).encode() in (entry / "cmdline").read_bytes():
                     found.add(int(entry.name))
     return found
+
+
+_SLOW = """#!/bin/sh
+read line < "{fifo}"
+exec "{python}" "$@"
+"""
+
+
+def slow_python(folder: Path) -> tuple[Path, Path]:
+    """An interpreter that begins once somebody writes a line to a fifo; and that fifo."""
+    slow, fifo = folder / "python", folder / "fifo"
+    os.mkfifo(fifo)
+    slow.write_text(_SLOW.format(fifo=fifo, python=sys.executable))
+    slow.chmod(0o700)
+    return slow, fifo
+
+
+STARTS = """
+    import sys
+    from asynclock.stores.embedded.finding import running
+    from asynclock.stores.embedded.home import Home
+
+    sys.executable = sys.argv[1]
+    running(Home("default"))
+    sys.stdin.readline()
+"""
+
+
+class SlowStart:
+    """A program that starts the server, at the door: the start goes on when the test says so."""
+
+    def __init__(self, box: Box, folder: Path) -> None:
+        slow, fifo = slow_python(folder)
+        self.program = box.start(STARTS, str(slow))
+        self._gate = fifo.open("w")  # opens once the keeper reads it
+
+    def go_on(self) -> None:
+        with self._gate:
+            print("starts", file=self._gate)
+
+    def end(self) -> None:
+        self.program.kill()  # also if it is stopped
+        self._gate.close()
+
+
+def search_under_way(name: str = "default") -> Search | None:
+    """In this process."""
+    return _searches.get(str(Home(name).path))
 
 
 class Box:

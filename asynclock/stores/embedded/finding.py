@@ -2,12 +2,16 @@
 
 Its private folder (`home.py`) has three lock files besides the socket:
 
-    door    a process locks it exclusively while it starts or finds the server
+    door    a process locks it exclusively while it looks whether it must start the server, and while it starts it. Its
+            text is the id of that process
     users   each process that uses the server locks it shared, until it ends; then the kernel releases the lock
     alive   the keeper is the process that started the server; it locks this file exclusively while that server may
-            live, waits until `users` is free, then ends the server and itself
+            live, waits until `users` is free, then ends the server and itself. Its text is the ids of both
 
 Anybody may delete these files, so a lock counts only while its file is still the one at that path.
+
+Any of these processes may be stopped (Ctrl-Z) while it holds a lock. So nothing here waits for a lock without a limit,
+and a server that answers is found without the door.
 """
 
 from __future__ import annotations
@@ -19,15 +23,16 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
-from asynclock.stores.embedded.keeper import AGAIN
+from asynclock.stores.embedded.keeper import AGAIN, text_of
+from asynclock.stores.shared_calls import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from asynclock.stores.embedded.home import Home
 
@@ -35,7 +40,16 @@ _using: dict[Path, int] = {}  # folder -> descriptor of its `users`, locked shar
 _opened: set[int] = set()  # descriptors of other lock files, for a moment
 _guard = threading.Lock()
 _unforked = threading.RLock()  # held for moments in which no child may be forked; a signal handler may fork in one
-_START_LIMIT = 10.0  # seconds
+
+_START_LIMIT = 20.0
+"""Seconds for the first answer of a server that this process starts."""
+
+_LIMIT = 30.0
+"""Seconds for all else that a search waits for, one after the other. More than _START_LIMIT: another process may be
+starting the server."""
+
+_PAUSES = (0.002, 0.05)
+"""Seconds between two looks: the first pause and the longest."""
 
 
 def _in_child() -> None:
@@ -68,33 +82,128 @@ def _open(path: Path) -> Iterator[int]:
             os.close(file)
 
 
+class Search(Call[Path]):
+    """Finds the socket of the user's server, which is started if it does not run."""
+
+    thread, purpose = "asynclock looks for the embedded server", "the search for the embedded server"
+
+    def __init__(self, home: Home) -> None:
+        super().__init__()
+        self._home = home
+        self._give_up = time.monotonic() + _LIMIT
+        self.starts = False
+        """Whether the server starts or ends, and no process that has to do with it is known to be stopped. This takes
+        its time."""
+
+        self.hindrance = ""
+        """What the search waits for; "": for nothing."""
+
+    def work(self) -> Path:
+        """Blocks, with limits. Raises ConfigError if the server cannot be started, ConnectionError if it does not
+        answer, or if another process holds a lock, for too long."""
+        pause, longest = _PAUSES
+        while True:
+            folder, path = self._home.make(), self._home.socket
+            if self._enter(folder):
+                silent = f"{_named(_ids_in(folder / 'alive')[1:], 'the embedded server')} does not answer"
+                self._say(silent)
+                answer = valkey.probe(path)
+                if answer is valkey.Probe.ANSWERS and _uses(folder):
+                    return path
+                if answer is valkey.Probe.ABSENT:
+                    self._start_at_door(folder, path)
+                else:
+                    self._wait_for(silent)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _enter(self, folder: Path) -> bool:
+        """Become a user, so that the server does not end."""
+        if _use(folder):
+            return True
+        self._wait_for_keeper(folder, "ends")
+        return False
+
+    def _start_at_door(self, folder: Path, path: Path) -> None:
+        """Start the server, unless another process does that, or a keeper lives: that would make two servers."""
+        with _open(folder / "door") as door:
+            if not _lock(door, fcntl.LOCK_EX):
+                ids = _ids_in(folder / "door")
+                self._wait_for(f"{_named(ids, 'another program')} starts the embedded server", starts=not _stopped(ids))
+                return
+            os.pwrite(door, text_of(os.getpid()), 0)
+            if _is_kept(folder):
+                self._wait_for_keeper(folder, "starts or ends")
+                return
+            self._wait_for("the embedded server starts, and does not answer yet", starts=True)
+            _keep(folder, path)
+
+    def _wait_for_keeper(self, folder: Path, does: str) -> None:
+        ids = _ids_in(folder / "alive")
+        keeper = _named(ids, "the process that keeps the embedded server")
+        self._wait_for(f"{keeper} {does} it", starts=not _stopped(ids))
+
+    def _wait_for(self, hindrance: str, *, starts: bool = False) -> None:
+        """Raises ConnectionError once this has taken too long."""
+        self.starts = starts
+        self._say(hindrance)
+        if time.monotonic() > self._give_up:
+            raise ConnectionError(self.hindrance)
+
+    def _say(self, hindrance: str) -> None:
+        self.hindrance = f"{hindrance}: check {self._home.path}"
+
+
 def running(home: Home) -> Path:
-    """The socket of the user's server, which is started if it does not run. Blocks. Raises ConfigError if it cannot be
-    started, ConnectionError if it does not answer within 10 s."""
-    give_up = time.monotonic() + _START_LIMIT
-    while True:
-        folder, path = home.make(), home.socket
-        with _guard, _open(folder / "door") as door:
-            fcntl.flock(door, fcntl.LOCK_EX)
-            _use(folder)
-            if valkey.answers(path) and _uses(folder):
-                return path
-            if time.monotonic() > give_up:  # a keeper lives, so starting a server could make two
-                raise ConnectionError(f"the embedded server does not answer: check {folder}")
-            if not _is_kept(folder):
-                _keep(folder, path)
-                continue
-        time.sleep(0.01)  # the server is stalled, or its keeper is about to end
+    """The same for a thread that may block."""
+    return Search(home).work()
 
 
-def _use(folder: Path) -> None:
-    """Lock its `users`, unless this process has done so."""
-    while not _uses(folder):
+def _lock(file: int, how: int) -> bool:
+    """Lock it now, if no other process has done so."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _ids_in(file: Path) -> list[int]:
+    """The processes that have locked it, or did so before."""
+    try:
+        return [int(each) for each in file.read_bytes()[:100].split() if each.isdigit()]
+    except FileNotFoundError:
+        return []
+
+
+def _stopped(ids: Sequence[int]) -> bool:
+    """Whether the first of these processes was stopped, by Ctrl-Z or SIGSTOP (Linux; elsewhere it is not known)."""
+    try:
+        return Path(f"/proc/{ids[0]}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
+def _named(ids: Sequence[int], what: str) -> str:
+    """With the id of the first process, if it is known."""
+    if not ids:
+        return what
+    return f"{what} (process {ids[0]}{', which is stopped' if _stopped(ids) else ''})"
+
+
+def _use(folder: Path) -> bool:
+    """Lock its `users`, unless this process has done so. False: a keeper ends its server just now."""
+    with _guard:
+        if _uses(folder):
+            return True
         users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(users, fcntl.LOCK_SH)  # waits while a keeper ends its server
+        if not _lock(users, fcntl.LOCK_SH):
+            os.close(users)
+            return False
         before, _using[folder] = _using.get(folder), users
         if before is not None:
             os.close(before)  # its file was deleted, so the keeper that looks at it ends its server
+        return _uses(folder)
 
 
 def _uses(folder: Path) -> bool:
@@ -128,7 +237,7 @@ def _keep(folder: Path, path: Path) -> None:
             start_new_session=True,  # a Ctrl-C in the terminal must not end the keeper
         )
     try:
-        valkey.wait_ready(path, keeper)
+        valkey.wait_ready(path, keeper, _START_LIMIT)
     except ConfigError:
         if keeper.returncode != AGAIN:
             raise

@@ -43,7 +43,7 @@ def keep(folder: Path) -> int:
     Returns the exit code."""
     path = folder / "valkey.sock"
     try:
-        alive, users = (folder / "alive").open("w"), (folder / "users").open("w")
+        alive, users = (folder / "alive").open("a"), (folder / "users").open("a")  # "w" would delete what another wrote
         fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, FileNotFoundError):
         return AGAIN
@@ -51,10 +51,17 @@ def keep(folder: Path) -> int:
     if not _are_there(files):
         return AGAIN
     server = valkey.start(path)
+    alive.truncate(0)
+    os.write(alive.fileno(), text_of(os.getpid(), server.pid))
     threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
     threading.Thread(target=_end_with_the_files, args=(files, path, server), daemon=True).start()
     server.wait()  # for any reason: when this process ends, a user finds `alive` unlocked and starts another keeper
     return AGAIN
+
+
+def text_of(*ids: int) -> bytes:
+    """Of a lock file: the processes that have locked it. Not shorter than the text of others before."""
+    return " ".join(map(str, ids)).ljust(40).encode()
 
 
 def _end_with_the_last(users: IO[str], server: subprocess.Popen[bytes]) -> None:

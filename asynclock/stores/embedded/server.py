@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -10,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
@@ -67,14 +67,31 @@ def wait_ready(path: Path, server: subprocess.Popen[bytes] | None = None, limit:
         time.sleep(0.002)
 
 
+class Probe(Enum):
+    """What a server says to PING."""
+
+    ANSWERS = "it answers"
+    SILENT = "it does not answer"
+    ABSENT = "nobody listens"
+
+
+def probe(path: Path) -> Probe:
+    """Whether a server answers on this unix socket, within a second."""
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(1.0)
+            line.connect(str(path))
+            line.sendall(b"PING\r\n")
+            return Probe.ANSWERS if line.recv(64).startswith(b"+PONG") else Probe.SILENT
+    except (TimeoutError, BlockingIOError):  # the second: too many connects wait for it
+        return Probe.SILENT
+    except OSError:
+        return Probe.ABSENT
+
+
 def answers(path: Path) -> bool:
-    """Whether a server answers on this unix socket."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        probe.connect(str(path))
-        probe.sendall(b"PING\r\n")
-        return probe.recv(64).startswith(b"+PONG")
-    return False
+    """Whether it does."""
+    return probe(path) is Probe.ANSWERS
 
 
 def stop(servers: Sequence[subprocess.Popen[bytes]]) -> None:

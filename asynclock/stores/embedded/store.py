@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -14,16 +13,29 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
-from asynclock.stores.embedded.finding import running
 from asynclock.stores.embedded.home import Home
+from asynclock.stores.embedded.searches import socket_of
 from asynclock.stores.redis.connecting import followed
 from asynclock.stores.redis.identity import Identity
 from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import NodeConfig
+
+
+class EmbeddedNode(RedisNode):
+    """Its server may have to be found, and started, before each connection."""
+
+    def __init__(self, store: EmbeddedStore, config: NodeConfig) -> None:
+        super().__init__(store, config)
+        self._finds = store
+
+    async def _dial(self) -> AbstractConnection:
+        self._reached(Stage.CONNECT)
+        return await self._finds.dial(self._config.connect_timeout)
 
 
 class EmbeddedStore:
@@ -48,8 +60,9 @@ class EmbeddedStore:
         return f"<EmbeddedStore {self.label}>"
 
     def open(self, config: NodeConfig) -> RedisNode:
-        return RedisNode(self, config)
+        return EmbeddedNode(self, config)
 
-    async def dial(self) -> AbstractConnection:
-        path = await asyncio.get_running_loop().run_in_executor(None, running, self._home)
+    async def dial(self, limit: float = 1.0) -> AbstractConnection:
+        """`limit`: seconds for which it waits for a server that hangs. A server that starts may take longer."""
+        path = await socket_of(self._home, limit)
         return followed(UnixDomainSocketConnection)(path=str(path), protocol=2, retry=Retry(NoBackoff(), 0))

@@ -1,0 +1,179 @@
+"""The search for an embedded server, when the server or a process that starts it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.stores.embedded.home import Home
+from asynclock.stores.embedded.searches import socket_of
+from tests.support.embedded_box import Box, SlowStart, leave, processes_of, search_under_way
+from tests.support.still_clock import turns
+from tests.support.waiters import LIMIT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="whether a process is stopped is read in /proc")
+
+
+@pytest.fixture(autouse=True)
+def here(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients of this process use that folder, too."""
+    monkeypatch.setenv("ASYNCLOCK_EMBEDDED_DIR", str(box.runtime))
+
+
+@pytest.fixture
+def slow_start(box: Box, tmp_path: Path) -> Iterator[SlowStart]:
+    slow = SlowStart(box, tmp_path)
+    yield slow
+    slow.end()
+
+
+@pytest.fixture
+def stopped_start(slow_start: SlowStart) -> SlowStart:
+    """A program that was stopped while it starts the server."""
+    os.kill(slow_start.program.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, slow_start.program.pid, os.WSTOPPED | os.WNOWAIT)
+    return slow_start
+
+
+@pytest.fixture
+async def one_thread() -> AsyncIterator[None]:
+    """The program has one thread for `asyncio.to_thread`."""
+    executor = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    yield
+    executor.shutdown(wait=False)
+
+
+async def complaint_of(client: Redlock, part: str) -> None:
+    """Wait until an acquire fails with that message. On a busy machine the first ones come before the search begins."""
+    async with asyncio.timeout(LIMIT):
+        said = ""
+        while part not in said:
+            with pytest.raises(QuorumUnavailable) as caught:
+                await client("job").acquire(timeout=None)
+            said = str(caught.value)
+
+
+@pytest.mark.usefixtures("one_thread")
+async def test_a_search_takes_no_thread_of_the_program(stopped_start: SlowStart) -> None:
+    """It cannot end, because another process is stopped at the door. `asyncio.to_thread` still has its thread."""
+    async with aclosing(Redlock("embedded:", connect_timeout=0.3, patience=0.3)) as client:
+        await complaint_of(client, str(stopped_start.program.pid))
+        async with asyncio.timeout(LIMIT):
+            assert await asyncio.to_thread(lambda: "free") == "free"
+
+
+async def test_the_error_names_the_process_that_is_stopped_at_the_door(stopped_start: SlowStart) -> None:
+    """The user can continue or end it."""
+    async with aclosing(Redlock("embedded:", connect_timeout=0.3, patience=0.3)) as client:
+        pid = stopped_start.program.pid
+        await complaint_of(client, f"(process {pid}, which is stopped) starts the embedded server")
+
+
+async def test_locks_work_as_soon_as_the_process_at_the_door_goes_on(stopped_start: SlowStart) -> None:
+    """The client has tried again meanwhile."""
+    async with aclosing(Redlock("embedded:", connect_timeout=0.3, patience=0.3)) as client:
+        await complaint_of(client, "which is stopped")
+        os.kill(stopped_start.program.pid, signal.SIGCONT)
+        stopped_start.go_on()
+        async with asyncio.timeout(LIMIT):
+            while True:
+                try:
+                    async with client("job") as lease:
+                        assert lease.held
+                        return
+                except QuorumUnavailable:
+                    pass
+
+
+async def test_the_error_names_a_silent_server(box: Box) -> None:
+    """It was stopped: the user can continue or end it."""
+    box.hold()
+    (server,) = (
+        pid for pid in processes_of(box.runtime) if b".keeper" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(server, signal.SIGSTOP)
+    async with aclosing(Redlock("embedded:", connect_timeout=0.3, patience=0.3)) as client:
+        await complaint_of(client, f"the embedded server (process {server}, which is stopped) does not answer")
+
+
+def test_a_server_that_runs_is_found_without_the_door(box: Box) -> None:
+    """A process that is stopped there holds up nobody."""
+    first, got = box.hold()
+    with (box.folder() / "door").open("a") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        second, missed = box.hold()
+        assert (got, missed) == ("held", "refused")
+    leave(first)
+    leave(second)
+
+
+GIVES_UP = """
+    import asyncio
+    from contextlib import aclosing
+    from asynclock import QuorumUnavailable, Redlock
+
+    async def main():
+        async with aclosing(Redlock("embedded:", connect_timeout=0.3, patience=0.3)) as client:
+            try:
+                await client("job").acquire()
+            except QuorumUnavailable:
+                print("gave up", flush=True)
+
+    import logging
+    logging.getLogger("asynclock").setLevel("ERROR")
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.usefixtures("stopped_start")
+def test_a_search_does_not_hold_up_the_end_of_the_program(box: Box) -> None:
+    """Neither asyncio.run nor the interpreter waits for it."""
+    program = box.start(GIVES_UP)
+    said, complaints = program.communicate(timeout=50)
+    assert (said, complaints, program.returncode) == ("gave up\n", "", 0)
+
+
+async def under_way(task: asyncio.Task[Path]) -> None:
+    """Wait until its search has found that a server starts."""
+    async with asyncio.timeout(LIMIT):
+        while (search := search_under_way()) is None or not search.starts:
+            assert not task.done()
+            await asyncio.sleep(0)
+
+
+async def test_a_start_by_another_process_is_waited_for(box: Box, slow_start: SlowStart) -> None:
+    """It may take longer than a connect may, and is no outage."""
+    home = Home("default")
+    patient = asyncio.create_task(socket_of(home, LIMIT))
+    await under_way(patient)
+    hasty = asyncio.create_task(socket_of(home, 0.0))
+    await turns()
+    assert not hasty.done()
+    slow_start.go_on()
+    async with asyncio.timeout(LIMIT):
+        assert [await patient, await hasty] == [box.socket()] * 2
+
+
+async def test_a_caller_that_is_cancelled_leaves_the_search_to_the_others(box: Box, slow_start: SlowStart) -> None:
+    """All wait for one search."""
+    home = Home("default")
+    first, second = (asyncio.create_task(socket_of(home, LIMIT)) for _ in range(2))
+    await under_way(first)
+    search = search_under_way()
+    first.cancel()
+    await asyncio.wait([first])
+    assert search_under_way() is search
+    slow_start.go_on()
+    async with asyncio.timeout(LIMIT):
+        assert await second == box.socket()
