@@ -18,7 +18,7 @@ import pytest
 from asynclock import ConfigError, Redlock
 from asynclock.stores.embedded import server as valkey
 from tests.support.embedded_box import HOLD, Box, gone, leave, lines, processes_of
-from tests.support.programs import REPO
+from tests.support.programs import PYTHONPATH, REPO
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
 
@@ -78,6 +78,20 @@ def test_the_package_in_a_zip_file(box: Box, tmp_path: Path) -> None:
     packages = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
     program = box.start(dedent(ZIPPED) + dedent(HOLD), "embedded:", str(zipped), *packages, program=str(bare), path="")
     assert lines(program.stdout).readline().strip() == "held", lines(program.stderr).read()
+    leave(program)
+
+
+@pytest.mark.parametrize("way", ["working folder", "PYTHONPATH"])
+def test_the_keeper_imports_no_file_of_the_user(box: Box, tmp_path: Path, way: str) -> None:
+    """Files beside the program, whose names are those of modules, would run there."""
+    ran = tmp_path / "ran"
+    for name in ("redis", "logging", "asyncio", "fcntl", "subprocess", "threading", "pathlib", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
+    if way == "PYTHONPATH":
+        program, _ = box.hold(PYTHONPATH=os.pathsep.join([PYTHONPATH, str(tmp_path)]))
+    else:
+        program, _ = box.hold(cwd=tmp_path)
+    assert not ran.exists()
     leave(program)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.runtime.session import Session
+from asynclock.stores.embedded.finding import keeper_command
 from asynclock.stores.embedded.keeper import AGAIN
 from tests.support.embedded_box import Box, gone, leave, lines, processes_of, slow_python
 from tests.support.probes import session_of
@@ -294,9 +295,7 @@ def test_a_second_keeper_ends_and_leaves_the_first(box: Box) -> None:
     first, got = box.hold()
     assert got == "held"
     before = processes_of(box.folder())
-    second = subprocess.run(
-        [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(box.folder())], timeout=LIMIT, check=False
-    )
+    second = subprocess.run(keeper_command(box.folder()), timeout=LIMIT, check=False)
     assert second.returncode == AGAIN
     assert processes_of(box.folder()) == before
     again, missed = box.hold()

@@ -48,6 +48,11 @@ _LIMIT = 30.0
 """Seconds for all else that a search waits for, one after the other. More than _START_LIMIT: another process may be
 starting the server."""
 
+_PACKAGES = str(Path(__file__).absolute().parents[3])
+"""The folder, or the zip file, that has asynclock."""
+
+_KEEPER = "import sys; sys.path.append(sys.argv.pop(1)); from asynclock.stores.embedded.keeper import main; main()"
+
 _PAUSES = (0.002, 0.05)
 """Seconds between two looks: the first pause and the longest."""
 
@@ -224,13 +229,20 @@ def _is_kept(folder: Path) -> bool:
         return False
 
 
+def keeper_command(folder: Path) -> list[str]:
+    """It needs the standard library and asynclock. Nothing else can be imported, and the standard library comes first:
+    the folders of the program may have a `logging.py` or `redis.py`. Raises ConfigError if there is no server."""
+    return [sys.executable, "-P", "-S", "-c", _KEEPER, _PACKAGES, str(folder), valkey.binary()]
+
+
 def _keep(folder: Path, path: Path) -> None:
     """Start a keeper, and wait for its server. It may end without one (`AGAIN`)."""
-    valkey.binary()  # checked here, so that ConfigError is raised in this process and not in the keeper
+    command = keeper_command(folder)
     with _unforked:  # Popen waits until all copies of a pipe are closed, and a child would have one
         keeper = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(folder)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # such as a zipapp
+            command,
+            cwd="/",
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -38,9 +38,9 @@ _OLD = 3600.0  # seconds; what cleans /tmp deletes files that nobody has used fo
 _Inode: TypeAlias = tuple[int, int]
 
 
-def keep(folder: Path) -> int:
-    """Serve until no process holds `users`. Two keepers would start two servers, so a second keeper ends at once.
-    Returns the exit code."""
+def keep(folder: Path, program: str) -> int:
+    """Serve until no process holds `users`, with this program as the server. Two keepers would start two servers, so a
+    second keeper ends at once. Returns the exit code."""
     path = folder / "valkey.sock"
     try:
         alive, users = (folder / "alive").open("a"), (folder / "users").open("a")  # "w" would delete what another wrote
@@ -50,7 +50,7 @@ def keep(folder: Path) -> int:
     files = {folder / "alive": _inode(os.fstat(alive.fileno())), folder / "users": _inode(os.fstat(users.fileno()))}
     if not _are_there(files):
         return AGAIN
-    server = valkey.start(path)
+    server = valkey.start(path, program=program)
     alive.truncate(0)
     os.write(alive.fileno(), text_of(os.getpid(), server.pid))
     threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
@@ -102,6 +102,6 @@ def _inode(known: os.stat_result) -> _Inode:
     return known.st_dev, known.st_ino
 
 
-if __name__ == "__main__":
+def main() -> None:
     os.umask(0o077)
-    sys.exit(keep(Path(sys.argv[1])))
+    sys.exit(keep(Path(sys.argv[1]), sys.argv[2]))
