@@ -15,6 +15,7 @@ import pytest
 
 from asynclock import ConfigError, Redlock
 from asynclock.stores.embedded import server as valkey
+from asynclock.stores.embedded.home import Home
 from tests.support.embedded_box import Box, gone, leave, lines, processes_of
 from tests.support.waiters import LIMIT
 
@@ -46,6 +47,27 @@ def test_a_relative_folder_is_refused(relative: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ASYNCLOCK_EMBEDDED_DIR", relative)
     with pytest.raises(ConfigError, match="give an absolute path"):
         Redlock("embedded:")
+
+
+def folder_for(path: int) -> str:
+    """A folder in which the path of the socket has so many bytes, some of them in one letter."""
+    rest = len(f"/\u00e9/asynclock-{os.getuid()}-default/valkey.sock".encode())
+    return "/\u00e9" + "x" * (path - rest)
+
+
+def test_a_socket_path_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ConfigError when the client is made; it says which variable to set."""
+    monkeypatch.setenv("ASYNCLOCK_EMBEDDED_DIR", folder_for(108))
+    with pytest.raises(
+        ConfigError, match=r"has 108 bytes, .* allows 107: set ASYNCLOCK_EMBEDDED_DIR to a shorter folder"
+    ):
+        Redlock("embedded:")
+
+
+def test_the_longest_socket_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not refused."""
+    monkeypatch.setenv("ASYNCLOCK_EMBEDDED_DIR", folder_for(107))
+    assert len(os.fsencode(Home("default").socket)) == 107
 
 
 # -- when it is deleted ------------------------------------------------------------------------------------------------

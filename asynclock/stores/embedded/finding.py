@@ -8,6 +8,8 @@ Its private folder (`home.py`) has three lock files besides the socket:
     alive   the keeper is the process that started the server; it locks this file exclusively while that server may
             live, waits until `users` is free, then ends the server and itself. Its text is the ids of both
 
+and a file `log`, in which the keeper and the server write.
+
 Anybody may delete these files, so a lock counts only while its file is still the one at that path.
 
 Any of these processes may be stopped (Ctrl-Z) while it holds a lock. So nothing here waits for a lock without a limit,
@@ -237,19 +239,22 @@ def keeper_command(folder: Path) -> list[str]:
 
 def _keep(folder: Path, path: Path) -> None:
     """Start a keeper, and wait for its server. It may end without one (`AGAIN`)."""
-    command = keeper_command(folder)
-    with _unforked:  # Popen waits until all copies of a pipe are closed, and a child would have one
+    command, log = keeper_command(folder), folder / "log"
+    with (  # Popen waits until all copies of a pipe are closed, and a child would have one
+        _unforked,
+        os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as output,
+    ):
         keeper = subprocess.Popen(  # noqa: S603 - our own module
             command,
             cwd="/",
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             start_new_session=True,  # a Ctrl-C in the terminal must not end the keeper
         )
     try:
-        valkey.wait_ready(path, keeper, _START_LIMIT)
+        valkey.wait_ready(path, keeper, _START_LIMIT, log)
     except ConfigError:
         if keeper.returncode != AGAIN:
             raise

