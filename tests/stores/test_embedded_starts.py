@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.stores.embedded import finding
 from asynclock.stores.embedded import server as valkey
+from asynclock.stores.embedded.home import Home
 from tests.support.embedded_box import Box
 
 real_binary = valkey.binary
@@ -62,6 +64,35 @@ async def test_a_keeper_that_fails_says_why(box: Box, script: Path) -> None:
     said = await complaint()
     assert "No such file or directory" in said
     assert str(box.folder() / "log") in said
+
+
+def test_a_folder_that_is_deleted_while_the_server_starts(box: Box, script: Path, tmp_path: Path) -> None:
+    """The server cannot listen there. That is no error of the user: it starts in the new folder."""
+    deleted, folder = tmp_path / "deleted", box.folder()
+    script.write_text(
+        f'#!/bin/sh\n[ -e "{deleted}" ] || {{ touch "{deleted}"; rm -r "{folder}"; exit 1; }}\n'
+        f'exec "{real_binary()}" "$@"\n'
+    )
+    assert finding.running(Home("default")) == box.socket()
+    assert deleted.exists()
+
+
+@pytest.mark.usefixtures("script")
+def test_a_folder_that_is_deleted_during_a_search(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search goes on with the new folder at once."""
+    monkeypatch.setattr(valkey, "binary", real_binary)
+    make, deleted = Home.make, list[Path]()
+
+    def make_and_delete(home: Home) -> Path:
+        folder = make(home)
+        if not deleted:
+            deleted.append(folder)
+            shutil.rmtree(folder)
+        return folder
+
+    monkeypatch.setattr(Home, "make", make_and_delete)
+    assert finding.running(Home("default")) == box.socket()
+    assert deleted == [box.folder()]
 
 
 def test_the_end_of_a_log_is_short(tmp_path: Path) -> None:

@@ -111,18 +111,30 @@ class Search(Call[Path]):
         pause, longest = _PAUSES
         while True:
             folder, path = self._home.make(), self._home.socket
-            if self._enter(folder):
-                silent = f"{_named(_ids_in(folder / 'alive')[1:], 'the embedded server')} does not answer"
-                self._say(silent)
-                answer = valkey.probe(path)
-                if answer is valkey.Probe.ANSWERS and _uses(folder):
+            try:
+                if self._look(folder, path):
                     return path
-                if answer is valkey.Probe.ABSENT:
-                    self._start_at_door(folder, path)
-                else:
-                    self._wait_for(silent)
+            except FileNotFoundError:
+                if folder.exists():
+                    raise
+                self._wait_for("its folder was deleted", starts=True)
             time.sleep(pause)
             pause = min(2 * pause, longest)
+
+    def _look(self, folder: Path, path: Path) -> bool:
+        """Whether the server answers. Else it was started, or there is something to wait for."""
+        if not self._enter(folder):
+            return False
+        silent = f"{_named(_ids_in(folder / 'alive')[1:], 'the embedded server')} does not answer"
+        self._say(silent)
+        answer = valkey.probe(path)
+        if answer is valkey.Probe.ANSWERS and _uses(folder):
+            return True
+        if answer is valkey.Probe.ABSENT:
+            self._start_at_door(folder, path)
+        else:
+            self._wait_for(silent)
+        return False
 
     def _enter(self, folder: Path) -> bool:
         """Become a user, so that the server does not end."""
