@@ -4,6 +4,7 @@ server, nor the walks, nor the simulation?
     python -m tests.support.suite_mutants                        all of them: hours
     python -m tests.support.suite_mutants --part 1/2             every second one, for a process beside it
     python -m tests.support.suite_mutants --only hold.py         those of one file
+    python -m tests.support.suite_mutants --only hold.py --lines 90-120 tests/unit/test_holds.py    after a new test
 
 It collects the tests once and runs each once, to learn which lines of `protocol/` and `quorum/` it reaches. A mutant is
 then tried in children of that process: in the tests that reach its line, the fastest first, until one fails; then in
@@ -131,14 +132,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="the seeds of the simulation for each mutant")
     parser.add_argument("--part", default="1/1", help="1/2: every second one, from the first")
     parser.add_argument("--only", help="those of files whose path ends so")
+    parser.add_argument("--lines", default="1-100000", help="those of these lines")
+    parser.add_argument("tests", nargs="*", default=FOLDERS, help="in place of all tests that need no server")
     given = parser.parse_args()
-    found = [each for each in mutants() if str(each.path).endswith(given.only or "")]
+    low, high = map(int, given.lines.split("-"))
+    found = [each for each in mutants() if str(each.path).endswith(given.only or "") and low <= each.line <= high]
     if given.sample is not None:
         found = Random(given.draw).sample(found, min(given.sample, len(found)))
     first, of = map(int, given.part.split("/"))
     trials = Trials(found[first - 1 :: of], given.seeds)
     options = ["-q", "-p", "no:cacheprovider", "-n0", f"--timeout={HANGS}"]
-    sys.exit(pytest.main([*options, *FOLDERS], plugins=[trials]))
+    sys.exit(pytest.main([*options, *given.tests], plugins=[trials]))
 
 
 if __name__ == "__main__":

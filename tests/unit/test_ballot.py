@@ -274,6 +274,50 @@ def test_all_early_failures_are_known_when_it_settles() -> None:
     assert (made.outcome, made.failed, settled) == (Outcome.UNREACHABLE, 3, [3])
 
 
+def test_early_refusals_count() -> None:
+    """They are no failures, and leave no trace at their nodes."""
+    made = Ballot(Op(Verb.ACQUIRE, MUTEX, "x", "", 30.0), 5, 0.0, 1.0, sending=True)
+    for index in range(2):
+        made.answer(index, NO)
+    made.answer(2, YES)
+    made.fail(3, BROKEN, maybe=False)
+    early, made.early = made.early, None
+    made.count_early(early or ())
+    assert (made.yes, made.no, made.failed, made.outcome) == (1, 2, 1, None)
+    assert made.traces() == [2, 4]
+
+
+def test_the_time_of_an_op_that_waited_counts_from_its_beginning() -> None:
+    """It has as many seconds as if it had not waited, and its queue is no longer to blame."""
+    made = Ballot(Op(Verb.ACQUIRE, MUTEX, "x", "", 30.0), 1, 2.0, 3.0)
+    error = TimeoutError("the queue is long")
+    made.defer(lambda: error)
+    assert made.deferred is not None
+    assert made.deferred() is error
+    made.begin(7.5)
+    assert (made.deferred, made.sent, made.deadline) == (None, 7.5, 8.5)
+
+
+def test_nodes_that_are_left_out_have_failed() -> None:
+    """Two of three: no majority can answer. Those that were not asked without an error have nothing to report."""
+    made = ballot()
+    made.leave_out({0: None, 2: BROKEN})
+    assert (made.failed, made.errors()) == (2, [(2, BROKEN)])
+    made.answer(1, YES)
+    assert made.outcome is Outcome.UNREACHABLE
+
+
+def test_a_late_answer_counts_beside_a_node_that_was_left_out() -> None:
+    """One of five was not asked, one has answered too late, and one in time: a majority is without the id."""
+    made = ballot(5)
+    made.leave_out({0: None})
+    made.fail(1, BROKEN, maybe=True)
+    made.answer(2, YES)
+    assert not made.carried_out
+    made.answer(1, YES)
+    assert made.carried_out
+
+
 def test_a_grant_that_is_taken_back_is_a_refusal() -> None:
     """The node has lost the hold since. The vote of a node that did not grant stays as it was."""
     ballot = Ballot(Op(Verb.ACQUIRE, MUTEX, "x", "id", 30.0), 5, 0.0, 1.0)

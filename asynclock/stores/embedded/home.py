@@ -32,7 +32,7 @@ class Home:
                 "another server, in each working folder"
             )
         self._base, self._name = base, name
-        _ = self.socket
+        _ = self.socket  # its path may be too long
 
     @property
     def path(self) -> Path:
