@@ -283,7 +283,7 @@ def test_early_refusals_count() -> None:
     made.fail(3, BROKEN, maybe=False)
     early, made.early = made.early, None
     made.count_early(early or ())
-    assert (made.yes, made.no, made.failed, made.outcome) == (1, 2, 1, None)
+    assert (made.yes, made.no, made.failed, made.outcome) == (1, 2, 1, Outcome.REFUSED)
     assert made.traces() == [2, 4]
 
 
