@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import logging
 from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from asynclock._loop import own_task
+from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import ACQUIRE
 from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import CANCELLING
 from asynclock.stores.deciding import copy_of
 from asynclock.stores.forks import Origin
+from asynclock.stores.overdue import Overdue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Op
     from asynclock.stores.port import Grant, NodeConfig, Refused, ReplyHandler, Undone
 
+log = logging.getLogger("asynclock")
+
+GRACE = 1.0
+"""Seconds after its time, or after ANSWER_TIMEOUT if that is later, when a transaction is cancelled. Until then a store
+that has a limit of its own ends it, and knows what it has done."""
+
+_AGAIN = (1.0, 60.0)
+"""Seconds until a transaction that goes on is cancelled again: a driver may lose a cancel. Doubled each time, up to the
+greatest."""
 
 Left: TypeAlias = "Exception | Callable[[], Coroutine[Any, Any, None]] | None"
 """What a transaction without a task leaves: nothing, its error, or what builds the rest of it, which needs a task."""
@@ -85,7 +96,7 @@ class Owner(Protocol):
 class Job(Asked):
     """An op and its transaction."""
 
-    __slots__ = ("asked", "begun", "due", "is_begun_earlier", "keys", "owner", "votes")
+    __slots__ = ("asked", "begun", "cancels", "is_begun_earlier", "keys", "owner", "runner", "votes", "waits_for_store")
 
     def __init__(self, owner: Owner, op: Op, handler: ReplyHandler, keys: Sequence[str]) -> None:
         super().__init__(op, handler)
@@ -93,7 +104,9 @@ class Job(Asked):
         self.asked = op  # as it was when it was sent; its owner may change it while it waits
         self.keys = keys
         self.votes: Sequence[Grant | Refused | Undone] = ()  # the answer, once the transaction has ended
-        self.due = math.inf  # when its answer is overdue, once it has begun
+        self.runner: asyncio.Task[None] | None = None  # runs it, if it needs a task
+        self.waits_for_store = False  # its task waits until the store is up: `limit` is called then
+        self.cancels = 0  # how often it was cancelled because it did not end
         self.begun = False  # its task has had its first step
         self.is_begun_earlier = False  # it ends in another turn of the loop than that in which it was sent
 
@@ -101,9 +114,21 @@ class Job(Asked):
 class Jobs:
     """Those with a key in common run one after the other, in the order in which they were added. Others run at the same
     time, at most `most` of them; of those that wait, the urgent ones begin first (`backlog.py`). A job is urgent, too,
-    if an urgent one waits for it. `finished` is called with the keys of each job that has run."""
+    if an urgent one waits for it. `finished` is called with the keys of each job that has run.
 
-    def __init__(self, label: str, most: int, config: NodeConfig, finished: Callable[[Sequence[str]], object]) -> None:
+    `limited`: a transaction that does not end is cancelled. It may be carried out nevertheless, so its error is no
+    answer, whatever it does after the cancel. If it goes on, no other one takes its place: the store may rely on
+    `most`, and what it still does must come before the release of the same hold."""
+
+    def __init__(
+        self,
+        label: str,
+        most: int,
+        config: NodeConfig,
+        finished: Callable[[Sequence[str]], object],
+        *,
+        limited: bool,
+    ) -> None:
         self._most = most
         self._finished = finished
         self._label = label
@@ -117,6 +142,9 @@ class Jobs:
         self._active = 0  # runners whose job has not ended
         self._all_ended: asyncio.Event | None = None  # set when `_begun` is empty again
         self._closed = False
+        self._limited = limited
+        self._limits = Overdue[Job](config.clock, self._cancel)  # those that run in a task
+        self._left_behind: set[Job] = set()  # those that go on after a cancel
         self._origin = Origin()
 
     def runs(self, key: str) -> bool:
@@ -193,7 +221,38 @@ class Jobs:
 
     def _run_in_task(self, job: Job, running: Coroutine[Any, Any, None], began: float) -> None:
         name, ended = f"asynclock {self._label}", partial(self._runner_ended, job, running)
-        self._runners.add(own_task(self._run(job, running, began), name, ended))
+        if not job.waits_for_store:
+            self.limit(job)
+        job.runner = own_task(self._run(job, running, began), name, ended)
+        self._runners.add(job.runner)
+
+    def limit(self, job: Job) -> None:
+        """Its transaction begins."""
+        if self._limited:
+            self._limits.add(job, max(job.handler.deadline, self._clock.now() + ANSWER_TIMEOUT) + GRACE)
+
+    def _cancel(self, job: Job) -> None:
+        """Its transaction has not ended in time."""
+        if job.runner is None or job.runner.done():
+            return
+        job.cancels += 1
+        if job.cancels > 1:
+            self._is_left_behind(job)
+        self._limits.add(job, self._clock.now() + min(_AGAIN[0] * 2 ** (job.cancels - 1), _AGAIN[1]))
+        job.runner.cancel()
+
+    def _is_left_behind(self, job: Job) -> None:
+        """The log says so once, until none is left."""
+        if not self._left_behind:
+            fields = {"asynclock_node": self._label, "asynclock_lock": job.op.name}
+            log.warning(
+                "asynclock: a transaction of %s does not end, although it was cancelled: until it ends, requests for "
+                "its names wait, and at most %d others run at the same time",
+                self._label,
+                self._most - 1,
+                extra=fields,
+            )
+        self._left_behind.add(job)
 
     def _begun_ended(self, job: Job, began: float, left: Left) -> None:
         del self._begun[job]
@@ -216,13 +275,21 @@ class Jobs:
             await running
         except Exception as failure:  # any failure of the store; its next transaction may work
             error = failure
-        except BaseException:
-            self._was_cancelled(job)
+        except GeneratorExit:  # the loop has ended without it
             raise
+        except BaseException as failure:
+            if not (job.cancels and isinstance(failure, asyncio.CancelledError)):
+                self._was_cancelled(job)
+                raise
+        if job.cancels:
+            said = f"{self._label}: its transaction did not end in time, so it was cancelled, and may be carried out"
+            cancelled = TimeoutError(said)
+            cancelled.__cause__ = error
+            error = cancelled
         self._ran(job, began, error)
 
     def _ran(self, job: Job, began: float, error: Exception | None) -> None:
-        self._active -= 1
+        self._is_over(job)
         if job.op.verb is ACQUIRE and error is None:
             self.backlog.took(self._clock.now() - began)
         try:
@@ -233,12 +300,17 @@ class Jobs:
     def _was_cancelled(self, job: Job) -> None:
         """By a close, after which its handler gets the error at its deadline; or by the program, which cancels all
         tasks of its loop."""
-        self._active -= 1
+        self._is_over(job)
         if self._closed:
             self._leave(job)
         else:
             self._end(job, ConnectionError(f"{self._label}: the task of this request was cancelled"))
             self.backlog.begin_soon()
+
+    def _is_over(self, job: Job) -> None:
+        self._active -= 1
+        self._limits.remove(job)
+        self._left_behind.discard(job)
 
     def _end(self, job: Job, error: Exception | None) -> None:
         try:
@@ -283,6 +355,7 @@ class Jobs:
     async def aclose(self) -> None:
         """Cancel those that run, and drop the others."""
         self._closed = True
+        self._limits.stop()
         for job, begun in list(self._begun.items()):
             begun.forget()
             self._active -= 1

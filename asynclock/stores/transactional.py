@@ -21,7 +21,6 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asynclock._clock import reading_time
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
@@ -32,6 +31,7 @@ from asynclock.stores.closing import AT_MOST, AWAITED, CANCELLING, closing_time
 from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
 from asynclock.stores.forks import Origin
 from asynclock.stores.jobs import Job, Jobs
+from asynclock.stores.overdue import Overdue
 from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, Unfit, WrongKind
 from asynclock.stores.redelivery import Redelivery
 from asynclock.stores.reports import Reports
@@ -39,7 +39,7 @@ from asynclock.stores.reports import Reports
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from asynclock._time import Clock, Timer
+    from asynclock._time import Clock
     from asynclock.stores.jobs import Running
     from asynclock.stores.port import Grant, NodeConfig, ReplyHandler, Undone
     from asynclock.stores.undelivered import PendingRelease
@@ -59,6 +59,9 @@ _REOPEN = (0.05, 1.0)
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
 
+_CANCELLED = 10_000
+"""Ids that are remembered, at most."""
+
 
 class TransactionalStore(ABC):
     """Subclass it, and give instances to `Redlock`. All clients of one store share its locks."""
@@ -67,14 +70,15 @@ class TransactionalStore(ABC):
     clock: Clock | None = None  # the clock that its clients must use; None: the clock of the machine
     thread_safe = False  # whether several threads may use it at the same time, each in an event loop of its own
     concurrency = 1  # transactions of one node at the same time; more than one: of different keys only
+    limits_transactions = False  # whether each ends by itself; else the node cancels one that does not end
 
     @abstractmethod
     def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None] | None:
         """Read the states of `keys` (State() where none is stored), call `step` with them and the server's time, store
         the states that it returns, and push its notices after the commit. This is one atomic and isolated transaction.
         `keys` are distinct, and may be empty. Return None if the work is done, else a coroutine; the node awaits it
-        before it begins its next op (with a `concurrency`, its next op of one of these keys). Raise any exception if
-        the transaction failed."""
+        before it begins its next op (with a `concurrency`, its next op of one of these keys), and cancels it if it does
+        not end. Raise any exception if the transaction failed."""
 
     def read(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None] | None:
         """As `transact`, for a step that returns the states as they are: for `locked` and `inspect`. Override it where
@@ -174,7 +178,8 @@ class TransactionalNode:
         self._reports = Reports(store.label, config.tell, config.clock)
         self._due = 0  # the number of replies that are scheduled
         self._notices: deque[Notice] = deque()  # received while a reply was scheduled
-        self._jobs = Jobs(store.label, store.concurrency, config, self._finished)
+        self._jobs = Jobs(store.label, store.concurrency, config, self._finished, limited=not store.limits_transactions)
+        self._cancelled: dict[str, None] = {}  # ids whose acquire or adoption was cancelled, and may be carried out
         self._redelivery = Redelivery(config.clock, self._send_again, self._opens)
         self._held_back: dict[str, list[Notice]] = {}  # by key: received while a transaction of that key ran
         self._opening: asyncio.Task[None] | None = None
@@ -183,10 +188,7 @@ class TransactionalNode:
         self._last_deadline = -math.inf
         self._releasing = 0  # releases under way, of which some may be overdue
         self._closed = False
-        self._under_way: dict[Job, None] = {}  # ops that have begun, and are not overdue
-        self._look_timer: Timer | None = None
-        self._looks_at = math.inf  # when that timer fires
-        self._blocked_at = -math.inf  # when it last fired late
+        self._under_way = Overdue[Job](config.clock, self._overdue)  # ops that have begun, and are not overdue
         self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
 
     async def open(self) -> None:
@@ -290,21 +292,22 @@ class TransactionalNode:
         """Carry an op out. None: it is answered, or has failed. Raises the error of the store."""
         running: Running | None
         if self._down is not None and job.op.verb is Verb.RELEASE:
+            job.waits_for_store = True
             running = self._decide_once_up(job)
         elif self.error is not None:  # it came while the op was waiting
             self._failed(job.handler, self.error, maybe=job.may_be_done)
             return None
         elif (running := self._decide(job)) is None:
             return None
-        job.due = min(job.handler.deadline, job.until)
-        self._under_way[job] = None
-        if job.due < self._looks_at:
-            self._look_at(job.due)
+        self._under_way.add(job, min(job.handler.deadline, job.until))
         return running
 
     def _decide(self, job: Job) -> Running | None:
         if job.op.verb is Verb.ACQUIRE:
             job.op.sent = self._clock.now()
+        elif job.op.verb is Verb.RELEASE and job.op.id in self._cancelled:
+            job.asked = copy_of(job.op)
+            job.asked.tombstone = True
         pending = self._store.decide(self._prefix, job.asked, partial(self._answer, job.handler))
         if pending is None:
             return None
@@ -314,23 +317,34 @@ class TransactionalNode:
     async def _decide_once_up(self, job: Job) -> None:
         if self._down is not None:
             await self._down.wait()
+        self._jobs.limit(job)
         if (running := self._decide(job)) is not None:
             await running
 
     def ended(self, job: Job, error: Exception | None) -> None:
         self._releasing -= job.op.verb is Verb.RELEASE
-        self._under_way.pop(job, None)
+        self._under_way.remove(job)
         if error is None:
             if job.votes and job.is_begun_earlier:
                 job.handler.answer(self._index, job.votes[0])
             elif job.votes:
                 self._answer(job.handler, job.votes[0])
             return
+        if job.cancels:
+            self._may_come_later(job.op)
         if is_down := self._store.is_down(error):
             error = self._interrupted(error)
         self._failed(job.handler, error, maybe=not isinstance(error, WrongKind | Unfit))
         if is_down:
             self.lost(error)
+
+    def _may_come_later(self, op: Op) -> None:
+        """Its transaction was cancelled: what it still does at the database may come after its undo. So the undo leaves
+        a tombstone."""
+        if op.verb in (Verb.ACQUIRE, Verb.ADOPT):
+            self._cancelled[op.id] = None
+            if len(self._cancelled) > _CANCELLED:
+                del self._cancelled[next(iter(self._cancelled))]
 
     def _send_again(self, release: PendingRelease, done: Callable[[Exception | None], object]) -> None:
         """Carry out a release that failed before, in its turn, and call `done` with its error."""
@@ -372,30 +386,8 @@ class TransactionalNode:
         interrupted.__cause__ = error
         return interrupted
 
-    def _look_at(self, when: float) -> None:
-        """One timer serves all ops: one for each would cost as much as the op."""
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-        self._looks_at, self._look_timer = when, self._clock.call_at(when, self._look)
-
-    def _look(self) -> None:
-        """Tell the handlers of ops that are overdue. After the loop was blocked it first reads what has come: then only
-        ops that were due at the last such look are overdue."""
-        now = self._clock.now()
-        late, self._looks_at, self._look_timer = now - self._looks_at, math.inf, None
-        due = now
-        if reading := reading_time(late):
-            due, self._blocked_at = self._blocked_at, now
-        try:
-            for job in [each for each in self._under_way if each.due <= due]:
-                if job in self._under_way:
-                    del self._under_way[job]
-                    self._overdue(job.handler)
-        finally:  # a handler may raise an exception: the others are told in the next turn
-            if self._under_way:
-                self._look_at(max(now + reading, min(each.due for each in self._under_way)))
-
-    def _overdue(self, handler: ReplyHandler) -> None:
+    def _overdue(self, job: Job) -> None:
+        handler = job.handler
         within, keys = handler.deadline - handler.sent, keys_of(self._prefix, handler.op)
         said = f"{self.label} did not answer within {within:.3g} s"
         why = self._store.delay(keys, handler.sent)
@@ -513,8 +505,8 @@ class TransactionalNode:
         await self._redelivery.finish(began + AT_MOST)
         self._redelivery.stop()
         await self._jobs.aclose()
-        if self._look_timer is not None and not self._under_way:
-            self._look_timer.cancel()
+        if not self._under_way:
+            self._under_way.stop()
         self.listens = False
         if (closing := self._store.unlisten(self._listener.tag)) is not None:
             await closing

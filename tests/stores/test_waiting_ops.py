@@ -36,6 +36,8 @@ OWN_QUEUE = "the queue of this client has 1 requests that were not sent yet"
 class Gated(DictStore):
     """Its transactions wait while its gate is shut: one at a time, of each client. It notes the ops that begin."""
 
+    limits_transactions = True  # they wait for as long as a test wants
+
     def __init__(self, clock: FakeClock | None = None) -> None:
         super().__init__()
         self.clock = clock

@@ -48,6 +48,7 @@ class SQLStore(TransactionalStore):
 
     standalone = True
     concurrency = 64
+    limits_transactions = True
     why_not_thread_safe = "has an AsyncEngine, which belongs to one event loop: give the url in place of the engine"
     """What an error says of a store that threads cannot share."""
 
