@@ -24,12 +24,13 @@ log = logging.getLogger("asynclock")
 class Reports:
     """The reports of one node."""
 
-    __slots__ = ("_busy", "_flood", "_label", "_listens", "_quarantined", "_tell", "_up")
+    __slots__ = ("_busy", "_faults", "_flood", "_label", "_listens", "_quarantined", "_tell", "_up")
 
     def __init__(self, label: str, tell: Callable[[Event], object], clock: Clock) -> None:
         self._label = label
         self._tell = tell
         self._flood = Flood(clock, self._more_unreleased)
+        self._faults: set[str] = set()
         self._busy = False
         self._up: bool | None = None  # None: nothing is known yet
         self._quarantined = False
@@ -72,6 +73,19 @@ class Reports:
         elif left <= 0 and self._quarantined:
             self._quarantined = False
             self._tell(QuarantineEnded(self._label))
+
+    def fault(self, method: str, failure: Exception) -> None:
+        """A method of a store that a user has written failed. The log says so once of each method."""
+        if method not in self._faults:
+            self._faults.add(method)
+            fields = {"asynclock_node": self._label, "asynclock_error": str(failure)}
+            log.error(
+                "asynclock: %s of the store %s raised an exception; its later ones are not logged",
+                method,
+                self._label,
+                exc_info=failure,
+                extra=fields,
+            )
 
     def replaced(self, before: str, now: str) -> None:
         """Another server answers at the address of the only node."""

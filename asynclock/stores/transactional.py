@@ -332,11 +332,33 @@ class TransactionalNode:
             return
         if job.cancels:
             self._may_come_later(job.op)
-        if is_down := self._store.is_down(error):
+        error, is_down = self._judged(error)
+        if is_down:
             error = self._interrupted(error)
         self._failed(job.handler, error, maybe=not isinstance(error, WrongKind | Unfit))
         if is_down:
             self.lost(error)
+
+    def _judged(self, error: Exception) -> tuple[Exception, bool]:
+        """The error of an op, and whether the node is down. If the store cannot say that, its failure is the error: a
+        caller must have an answer."""
+        if isinstance(error, WrongKind):  # of the step
+            return error, False
+        try:
+            return error, self._store.is_down(error)
+        except Exception as failure:
+            self._reports.fault("is_down", failure)
+            if failure is not error:
+                failure.__cause__ = error
+            return failure, False
+
+    def _why(self, keys: Sequence[str], since: float) -> str:
+        """What the store says of ops without an answer."""
+        try:
+            return self._store.delay(keys, since)
+        except Exception as failure:
+            self._reports.fault("delay", failure)
+            return f"delay() of the store failed: {failure!r}"
 
     def _may_come_later(self, op: Op) -> None:
         """Its transaction was cancelled: what it still does at the database may come after its undo. So the undo leaves
@@ -356,7 +378,7 @@ class TransactionalNode:
 
         def ended(error: Exception | None) -> None:
             done(error)
-            if error is not None and self._store.is_down(error):
+            if error is not None and self._judged(error)[1]:
                 self.lost(self._interrupted(error))
 
         errand = _Errand(release, self._clock.now(), build, ended)
@@ -371,7 +393,7 @@ class TransactionalNode:
 
     def _reason(self, error: Exception) -> Exception:
         """Why it is not open, with what the database has said so far."""
-        why = "" if self._opened else self._store.delay([""], math.inf)
+        why = "" if self._opened else self._why([""], math.inf)
         return ConnectionError(f"{error}: {why}") if why else error
 
     def _open_unless_opening(self) -> None:
@@ -390,7 +412,7 @@ class TransactionalNode:
         handler = job.handler
         within, keys = handler.deadline - handler.sent, keys_of(self._prefix, handler.op)
         said = f"{self.label} did not answer within {within:.3g} s"
-        why = self._store.delay(keys, handler.sent)
+        why = self._why(keys, handler.sent)
         handler.fail(self._index, TimeoutError(f"{said}: {why}" if why else said), maybe=True)
 
     def _answer(self, handler: ReplyHandler, vote: Grant | Refused | Undone) -> None:
@@ -476,7 +498,7 @@ class TransactionalNode:
         return Checked(self._clock.now() - began, "; ".join(notes))
 
     def delay(self, since: float, name: str = PROBE) -> str:
-        return self._store.delay([self._prefix + name], since)
+        return self._why([self._prefix + name], since)
 
     async def probe(self, name: str) -> NodeView:
         views: list[NodeView] = []

@@ -211,6 +211,52 @@ async def test_a_client_that_closes_waits_for_its_release(name: str) -> None:
     assert not state_of(store, name).holds
 
 
+class Faulty(Odd):
+    """Its methods that explain a failure fail themselves."""
+
+    def is_down(self, error: Exception) -> bool:
+        raise KeyError("a fault of is_down")
+
+    def delay(self, keys: Sequence[str], since: float) -> str:
+        raise KeyError("a fault of delay")
+
+
+async def test_an_is_down_that_raises_is_the_error_of_the_op(name: str) -> None:
+    """Its caller has an answer, long before the time of the op is over."""
+    store = Faulty()
+    async with Redlock(store, patience=0, lease=600.0, max_lease=600.0, node_timeout=5 * LIMIT) as client:
+        await client.health()
+        store.error = OSError("the database hung up")
+        with pytest.raises(QuorumUnavailable, match="a fault of is_down"):
+            await asyncio.wait_for(client(name).acquire(timeout=0), LIMIT)
+        store.error = None
+
+
+async def test_a_fault_of_a_store_is_logged_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of each method."""
+    store = Faulty()
+    async with Redlock(store, patience=0) as client:
+        await client.health()
+        store.error = OSError("the database hung up")
+        for number in range(2):
+            with pytest.raises(QuorumUnavailable):
+                await client(f"{name}:{number}").acquire(timeout=0)
+        store.error = None
+    assert caplog.text.count("is_down of the store dict raised an exception") == 1
+
+
+async def test_a_delay_that_raises_is_part_of_the_error(name: str) -> None:
+    """The caller of an op without an answer has the error of its deadline."""
+    store = Faulty()
+    async with Redlock(store, patience=0, node_timeout=1.0, lease=5.0) as client:
+        await client.health()
+        stuck = store.stuck = asyncio.Event()
+        with pytest.raises(QuorumUnavailable, match=r"did not answer .*a fault of delay"):
+            await asyncio.wait_for(client(name).acquire(timeout=0), LIMIT)
+        store.stuck = None
+        stuck.set()
+
+
 class Unconfirmed(DictStore):
     """The next transaction is committed at once, but its client gets the result only once it is `confirmed`."""
 
