@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import cast
+from urllib import parse
 
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock.stores.redis.cluster.store import ClusterStore
+from asynclock.stores.redis.cluster.topology import Address
 from asynclock.stores.redis.store import RedisStore
 from asynclock.stores.urls import urls_of
 from tests.support.probes import nodes_of, stores_of
@@ -179,6 +182,28 @@ def test_a_redis_store_takes_no_client_of_another_kind() -> None:
     """Nor anything else that is no url."""
     with pytest.raises(ConfigError, match=r"not a int"):
         RedisStore(cast("str", 6379))
+
+
+@pytest.mark.parametrize("hosts", ["[::1]:7000,b:7001,c:7002", "a:7000,[::1]:7001,c:7002", "a:7000,b:7001,[::1]:7002"])
+@pytest.mark.parametrize("scheme", ["redis+cluster", "redis+sentinel"])
+def test_an_ipv6_address_stands_anywhere_in_a_list(scheme: str, hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Python refuses brackets that do not begin the host."""
+    split = parse._splitnetloc  # type: ignore[attr-defined] # noqa: SLF001 - newer versions check there
+
+    def strict(url: str, start: int = 0) -> tuple[str, str]:
+        netloc, rest = split(url, start)
+        if netloc.rpartition("@")[2].partition("[")[0] and "[" in netloc:
+            raise ValueError("Invalid IPv6 URL")
+        return netloc, rest
+
+    monkeypatch.setattr(parse, "_splitnetloc", strict)
+    parse.clear_cache()  # type: ignore[attr-defined]
+    port = int(hosts[hosts.index("]:") + 2 :][:4])
+    (store,) = stores_of(Redlock(f"{scheme}://me:secret@{hosts}{'/mymaster' if 'sentinel' in scheme else ''}"))
+    if isinstance(store, ClusterStore):
+        assert Address("::1", port) in store.seeds
+    else:
+        assert f"[::1]:{port}" in store.label
 
 
 def test_a_cluster_has_no_min_replicas() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import RedisError
@@ -77,7 +76,8 @@ class ClusterStore:
             pool = _pool(f"{_SCHEMES[scheme.lower()]}://{user}{at}{host}{tail}", scheme)
             self._kwargs, self._connection_class = dict(pool.connection_kwargs), pool.connection_class
             found.append(Address(self._kwargs.get("host", "localhost"), int(self._kwargs.get("port", 6379))))
-        if urlsplit(url).path.strip("/") not in ("", "0") or self._kwargs.get("db"):
+        # Not with urlsplit: some versions of Python refuse brackets behind a comma.
+        if tail.partition("?")[0].partition("#")[0].strip("/") not in ("", "0") or self._kwargs.get("db"):
             raise ConfigError(f"a cluster has only the db 0: {_FORM}")
         self._kwargs.pop("db", None)
         self._remap: Any = None
