@@ -4,6 +4,7 @@ used, so that its packages are needed only there."""
 from __future__ import annotations
 
 import re
+import string
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,17 +54,21 @@ _WITHOUT_SLASHES = ("embedded", "memory")
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _BETWEEN = re.compile(r",\s*(?=[a-z][a-z0-9+.-]*://|(?:embedded|memory):)", re.IGNORECASE)
+_WHITE = string.whitespace
+_INVISIBLE = re.compile(r"[\t\n\r\v\f]")
 _MAY_BE_SECRET = re.compile(r"[@?#=]")
 
 
 def urls_of(text: str) -> tuple[str, ...]:
     """The urls of a comma-separated list. A comma separates two urls only where a scheme follows it: passwords and
     paths have commas, and a url may name several hosts."""
-    return tuple(url for each in _BETWEEN.split(text) if (url := each.strip(" ,")))
+    return tuple(url for each in _BETWEEN.split(text) if (url := each.strip(f"{_WHITE},")))
 
 
 def store_of_url(url: str) -> Store:
-    """The store for a url. Raises ConfigError."""
+    """The store for a url. White space around it is ignored, as a line feed at the end of a file. Raises
+    ConfigError."""
+    url = url.strip()
     scheme, colon, _ = url.partition(":")
     scheme = scheme.lower()
     if len(urls_of(url)) > 1:
@@ -71,6 +76,7 @@ def store_of_url(url: str) -> Store:
             "one url names several nodes: give each as an argument of its own; "
             "a comma that is part of a secret is written %2C"
         )
+    _check_white_space(url, scheme)
     if ("://" in url or (colon and scheme in _WITHOUT_SLASHES)) and (entry := _entry(scheme)):
         return _made(entry, url, f"{scheme}:")
     if "://" in url and (driver := re.fullmatch(r"postgres(\+[a-z0-9_]+)?", scheme)):  # as Heroku writes it
@@ -83,6 +89,14 @@ def store_of_url(url: str) -> Store:
         f"{shown} is not a url: a client takes servers, such as Redlock('redis://host:6379'); "
         "a lock's name goes into the client's call, redlock('order:42')"
     )
+
+
+def _check_white_space(url: str, scheme: str) -> None:
+    """Python drops line feeds and tabs within a url in silence: two lines would be one host. Paths and secrets may have
+    spaces, and hosts have none."""
+    hosts = re.split("[/?#]", url.partition("://")[2])[0].rpartition("@")[2]
+    if _INVISIBLE.search(url) or (scheme != "unix" and any(" " in each.strip() for each in hosts.split(","))):
+        raise ConfigError("a url has white space inside: separate urls with commas, and write %20 for a space")
 
 
 def _entry(scheme: str) -> Entry | None:

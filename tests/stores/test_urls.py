@@ -10,6 +10,8 @@ from urllib import parse
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock.stores import store_for
+from asynclock.stores import stores_of as stores_of_environment
 from asynclock.stores.redis.cluster.store import ClusterStore
 from asynclock.stores.redis.cluster.topology import Address
 from asynclock.stores.redis.store import RedisStore
@@ -204,6 +206,30 @@ def test_an_ipv6_address_stands_anywhere_in_a_list(scheme: str, hosts: str, monk
         assert Address("::1", port) in store.seeds
     else:
         assert f"[::1]:{port}" in store.label
+
+
+ANY_SCHEME = [
+    *("redis://a", "redis+sentinel://a/b", "redis+cluster://a", "postgresql://me@a/b", "sqlite:///b"),
+    *("zookeeper://a/b", "embedded:b", "memory:"),
+]
+
+
+@pytest.mark.parametrize("url", ANY_SCHEME)
+@pytest.mark.parametrize("where", ["arguments", "environment"])
+def test_white_space_around_a_url_is_ignored(url: str, where: str) -> None:
+    """Such as the line feed at the end of a file."""
+    given = f" \t{url}\r\n"
+    store = store_for(given) if where == "arguments" else stores_of_environment({"ASYNCLOCK_URLS": given})[0]
+    assert store.label.partition(":")[0] == store_for(url).label.partition(":")[0]
+    assert url == "memory:" or store.label == store_for(url).label
+
+
+@pytest.mark.parametrize("url", ["redis://a\nredis://b", "redis://a\tb", "redis://a b:1", "redis://me:kilo\nwatt@a"])
+def test_white_space_within_a_url_is_an_error(url: str) -> None:
+    """It says what to do, and shows no secret."""
+    with pytest.raises(ConfigError, match="separate urls with commas") as caught:
+        Redlock(url)
+    assert "kilo" not in str(caught.value)
 
 
 def test_a_cluster_has_no_min_replicas() -> None:

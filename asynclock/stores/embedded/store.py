@@ -45,7 +45,7 @@ class EmbeddedStore:
     thread_safe = True
 
     def __init__(self, url: str = "embedded:") -> None:
-        name = url.partition(":")[2].strip("/") or "default"
+        name = url.strip().partition(":")[2].strip("/") or "default"
         if not re.fullmatch(r"[\w.-]{1,32}", name):
             raise ConfigError(
                 "an embedded server's name, after 'embedded:', is 1 to 32 letters, digits, '.', '_' and '-'"

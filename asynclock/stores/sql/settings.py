@@ -63,6 +63,7 @@ class Settings:
                     f"no statements for {self.url.get_backend_name()}: there are {', '.join(sorted(DIALECTS))}"
                 )
         elif isinstance(url_or_engine, str):
+            url_or_engine = url_or_engine.strip()
             self.url = url_of(url_or_engine)
             named = self.url.query.get(TABLE_OPTION)
             self.url = self.url.difference_update_query([TABLE_OPTION])

@@ -53,7 +53,7 @@ class ZooKeeperStore:
         acl: Sequence[ACL] | None = None,
         ttl_nodes: bool = False,
     ) -> None:
-        settings = self._settings = settings_of(url, layout, session_timeout, acl, ttl_nodes)
+        settings = self._settings = settings_of(url.strip(), layout, session_timeout, acl, ttl_nodes)
         self.label, self.root, self.layout, self.session_timeout, self.ttl_nodes, self.address = settings
 
     def __repr__(self) -> str:

@@ -51,7 +51,7 @@ class ClusterStore:
 
     def __init__(self, cluster: str | RedisCluster) -> None:
         if isinstance(cluster, str):
-            self._read_url(cluster)
+            self._read_url(cluster.strip())
         else:
             self._read_client(cluster)
         self._dialers: dict[Address, RedisStore] = {}
