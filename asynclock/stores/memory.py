@@ -8,6 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM
+from asynclock._errors import ConfigError
 from asynclock.rules.model import State
 from asynclock.stores.transactional import TransactionalStore
 
@@ -76,6 +77,10 @@ class MemoryStore(TransactionalStore):
 
 
 def store_of_url(url: str) -> MemoryStore:
-    """A store of its own for each url `memory:`."""
-    del url
+    """A store of its own for each url `memory:`. Raises ConfigError."""
+    if url.partition(":")[2].strip("/"):
+        raise ConfigError(
+            "a memory url has no name, and each client with one has a store of its own: write 'memory:'. To share "
+            "locks, make one MemoryStore() of asynclock.stores, and give it to each client"
+        )
     return MemoryStore()

@@ -232,6 +232,14 @@ def test_white_space_within_a_url_is_an_error(url: str) -> None:
     assert "kilo" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["memory:kilo", "memory://kilo", "memory:///kilo", "memory:?kilo=1"])
+def test_a_memory_url_takes_no_name(url: str) -> None:
+    """Clients that give the same one would share nothing. The error says how they share locks."""
+    with pytest.raises(ConfigError, match=r"MemoryStore\(\)") as caught:
+        Redlock(url)
+    assert "kilo" not in str(caught.value)
+
+
 def test_a_cluster_has_no_min_replicas() -> None:
     """The error names the option, and not redis-py."""
     with pytest.raises(ConfigError, match="min_replicas is not supported on a cluster"):
