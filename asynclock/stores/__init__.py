@@ -168,6 +168,9 @@ def store_for(node: str | Redis | RedisCluster | Store) -> Store:
     """The store for a url, a client of Redis, or a store, which is returned as it is. Raises ConfigError."""
     if isinstance(node, str):
         return store_of_url(node)
+    if isinstance(node, type):
+        name = node.__name__
+        raise ConfigError(f"{name} is a class, and a node is an object of it: make one: {name}()")
     if (store := store_of_client(node)) is not None:
         return store
     if callable(getattr(node, "open", None)) and hasattr(node, "label"):

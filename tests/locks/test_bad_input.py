@@ -18,10 +18,12 @@ import redis.asyncio
 from asynclock import ConfigError, LockNotHeld, QuorumUnavailable, Redlock
 from asynclock.client import redlock as ready_made
 from asynclock.quorum.ballot import drift
+from asynclock.stores import MemoryStore
 from tests.support.default_keys import key_of
 from tests.support.programs import run_python
 from tests.support.servers import Servers
 from tests.support.still_clock import Still
+from tests.support.user_store import DictStore
 from tests.support.waiters import works
 
 NOWHERE = "unix:///nonexistent/none.sock"
@@ -164,6 +166,8 @@ BAD_NODES = {
     "no path": ("unix://", "path"),
     "bytes": (b"redis://a", "a node is a url"),
     "none": (None, "a node is a url"),
+    "a class": (MemoryStore, r"make one: MemoryStore\(\)"),
+    "a class of the user": (DictStore, r"make one: DictStore\(\)"),
     "list": (["redis://a"], "not a list: .*Redlock\\(\\*urls\\)"),
     "generator": ((url for url in ("redis://a",)), "Redlock\\(\\*urls\\)"),
     "sync client": (redis.Redis(), "asyncio"),
