@@ -21,7 +21,7 @@ from asynclock.runtime.opening import check_votes
 from asynclock.stores import Clock
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Node, Reconnecting, Refused
-from asynclock.stores.transactional import Notice, State, Step
+from asynclock.stores.transactional import Change, Notice, State, Step
 from tests.support.probes import intercept_notices, nodes_of
 from tests.support.still_clock import turns
 from tests.support.user_store import DictStore, state_of
@@ -35,7 +35,36 @@ def test_the_page_shows_the_store_that_is_tested() -> None:
     source = (Path(__file__).parents[1] / "support" / "user_store.py").read_text()
     shown = source[source.index("class DictStore") : source.index("def state_of")].strip()
     assert shown in PAGE.read_text()
-    assert len(shown.splitlines()) <= 30
+    assert len(shown.splitlines()) <= 40
+
+
+async def test_the_store_of_the_page_forgets_names_that_are_free() -> None:
+    """Once their fencing tokens need not be kept any more."""
+    store = DictStore()
+    for number in range(1_000):
+        ended = State(fence=number + 1, fence_ends=store.now() - 1)
+        await store.transact([f"free:{number}"], lambda states, now, after=ended: Change([after]))
+    assert len(store.states) < 300
+
+
+async def test_the_store_of_the_page_keeps_names_that_are_held() -> None:
+    """Also while it forgets others."""
+    store = DictStore()
+    held = State((Entry("1" * 32 + "|", store.now() + LONG),))
+    for number in range(1_000):
+        await store.transact([f"held:{number}"], lambda states, now: Change([held]))
+    assert len(store.states) == 1_000
+
+
+async def test_a_jump_of_the_wall_clock_ends_no_lease_in_the_store_of_the_page(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set forward by a day."""
+    store = DictStore()
+    async with Redlock(store, lease=LONG) as client, client(name):
+        monkeypatch.setattr(time, "time", lambda today=time.time: today() + 86_400)
+        assert state_of(store, name).holds
+        assert await client(name).locked()
 
 
 class Odd(DictStore):

@@ -19,11 +19,19 @@ class DictStore(TransactionalStore):
     def __init__(self) -> None:
         self.states: dict[str, State] = {}
         self.listeners: dict[str, Callable[[Notice], object]] = {}
+        self.most = 100  # names that are kept before it looks for those that can be forgotten
+        self.epoch = time.time() - time.monotonic()  # a wall clock can jump, and leases must not
+
+    def now(self) -> float:
+        return self.epoch + time.monotonic()
 
     async def transact(self, keys: Sequence[str], step: Step) -> None:
         await asyncio.sleep(0)  # stands for the time that a database takes; the next two lines are the transaction
-        states, notices = step([self.states.get(key, State()) for key in keys], time.time())
+        states, notices = step([self.states.get(key, State()) for key in keys], self.now())
         self.states.update(zip(keys, states, strict=True))
+        if len(self.states) > self.most:  # forget the names whose holds, tokens and tickets have ended
+            self.states = {key: state for key, state in self.states.items() if state.at(self.now()) != State()}
+            self.most = 100 + 2 * len(self.states)
         for notice in notices:
             if receive := self.listeners.get(notice.tag):
                 receive(notice)
@@ -36,7 +44,7 @@ class DictStore(TransactionalStore):
         self.listeners.pop(tag, None)
 
     async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
-        now = time.time()
+        now = self.now()
         return "0", [key for key, state in self.states.items() if key.startswith(begin) and state.at(now).holds]
 
 
@@ -44,7 +52,7 @@ def state_of(store: Any, name: str) -> State:
     """What a store without a server keeps for a name of a client with the default prefix."""
     key = key_of(name)
     if isinstance(store, DictStore):
-        return store.states.get(key, State()).at(time.time())
+        return store.states.get(key, State()).at(store.now())
     if isinstance(store, SQLStore):
         return sql_state(store, name)  # its prefix is ""
     found: State = store.state(key)
