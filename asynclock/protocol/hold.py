@@ -126,7 +126,8 @@ class Tenure:
         name = self.hold.name
         if self.hold.core.forked:
             return LockNotHeld(
-                f"{brief(name)} was acquired before a fork: its lease belongs to the parent process; acquire it here",
+                f"{brief(name)} was acquired before a fork: its lease belongs to the parent process, and goes on there "
+                "and not here; acquire the lock again in this process, in an event loop of its own",
                 name=name,
             )
         if self.state in GIVEN_BACK:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Checked, NodeView, ReplyHandler
 
 
-def of_parent() -> ConfigError:
+def of_parent(what: str = "this call of a client, such as a wait for a lock,") -> ConfigError:
     """The error for the use of what was begun before the fork."""
     return ConfigError(
-        "this Lease was taken before a fork: it belongs to the parent process; acquire the lock again here"
+        f"{what} was begun before a fork: it belongs to the parent process, and goes on there and not here; acquire "
+        "the lock again in this process, in an event loop of its own"
     )
 
 

@@ -103,7 +103,7 @@ class Session:
     def check(self) -> None:
         """Raise ConfigError in a forked child, and outside this session's event loop."""
         if self.forked:
-            raise of_parent()
+            raise of_parent("this Lease")
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:

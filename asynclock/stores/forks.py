@@ -69,7 +69,10 @@ class Origin:
     def check(self) -> None:
         """Raise ConnectionError in a forked child."""
         if not self.is_here:
-            raise ConnectionError("this connection belongs to the parent of this process, which has forked")
+            raise ConnectionError(
+                "this connection was made before a fork: it belongs to the parent process, and goes on there and not "
+                "here; acquire the lock again in this process, in an event loop of its own"
+            )
 
 
 def keep_from_children(descriptor: int) -> Kept | None:
