@@ -4,7 +4,8 @@ Each worker takes the orders that no other worker charges at the moment:
 
     ASYNCLOCK_URLS=embedded: python examples/worker.py 1 2 3 4 5
 
-SIGTERM stops it and releases its lock at once. The shop's journal then says that its charge is in doubt.
+SIGTERM stops it and releases its lock at once. The shop's journal then says that its charge is in doubt. Another worker
+charges the order again, with the same idempotency key, so the payment provider takes the money once.
 """
 
 import argparse

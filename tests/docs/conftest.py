@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.example_programs import journal, order, serve, start, urls
+from tests.support.example_programs import journal, order, payments, serve, start, urls
 
-__all__ = ["journal", "order", "serve", "start", "urls"]
+__all__ = ["journal", "order", "payments", "serve", "start", "urls"]

@@ -17,7 +17,7 @@ import redis
 
 from asynclock import Redlock
 from tests.support.default_keys import key_of
-from tests.support.example_programs import Journal, Program, Serve, Start, began, take, wait_for
+from tests.support.example_programs import Journal, Payments, Program, Serve, Start, began, pays, take, wait_for
 from tests.support.servers import Server
 from tests.support.waiters import IN_VAIN
 
@@ -186,16 +186,19 @@ def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str
         assert sum(worker.said.count(f"order {each}: charged") for worker in workers) == 1
 
 
-def test_a_killed_workers_job_is_done_by_another(start: Start, journal: Journal, urls: list[str], order: int) -> None:
+def test_a_killed_workers_job_is_done_by_another(
+    start: Start, journal: Journal, payments: Payments, urls: list[str], order: int
+) -> None:
     """kill -9 in the middle of a job: the worker that skipped it comes back to it, once the lease of the dead one is
-    over."""
+    over. The payment provider had the first request, and takes no money for the second one."""
     dies = start(urls, "worker.py", *LEASE, str(order), SHOP_LATENCY="3600")
-    wait_for(lambda: (dies.process.poll() is not None) or began(journal, order), f"no job began: {dies.said}")
+    wait_for(lambda: (dies.process.poll() is not None) or pays(payments, order), f"no job began: {dies.said}")
     other = start(urls, "worker.py", "--timeout", "2", str(order))
     other.says(f"order {order}: another worker charges it")
     dies.kill()
     assert other.ends() == 0
     assert [what for _, what in journal(order)] == ["begin", "begin", "charged"]
+    assert payments(order) == 1
 
 
 def test_a_frozen_worker_is_refused_by_its_fence(

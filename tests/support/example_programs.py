@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 Start = Callable[..., "Program"]
 Serve = Callable[..., list["Program"]]
 Journal = Callable[[int], list[tuple[int, str]]]
+Payments = Callable[[int], int]
 _numbers = itertools.count()
 _IMPORTED = (
     *(*programs.LIBRARY, "asyncpg", "httpx", "sqlalchemy.ext.asyncio", "uvicorn"),
@@ -153,6 +154,18 @@ def journal(tmp_path: Path) -> Journal:
     return entries
 
 
+@pytest.fixture
+def payments(tmp_path: Path) -> Payments:
+    """How often the shop's payment provider took the money for an order."""
+
+    def count(order: int) -> int:
+        with contextlib.closing(sqlite3.connect(tmp_path / "shop.sqlite", timeout=10)) as shop:
+            found: tuple[int] = shop.execute("SELECT count(*) FROM payments WHERE order_id = ?", (order,)).fetchone()
+            return found[0]
+
+    return count
+
+
 async def take(urls: list[str], name: str, timeout: float) -> Lease | None:
     """Take the lock in this process, and give it back."""
     async with Redlock(*urls) as client:
@@ -166,4 +179,11 @@ def began(journal: Journal, order: int) -> bool:
     """Whether a charge of it began; not before there is a shop."""
     with contextlib.suppress(sqlite3.OperationalError):
         return bool(journal(order))
+    return False
+
+
+def pays(payments: Payments, order: int) -> bool:
+    """Whether the payment provider has a request for it; not before there is a shop."""
+    with contextlib.suppress(sqlite3.OperationalError):
+        return payments(order) > 0
     return False
