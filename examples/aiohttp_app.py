@@ -1,4 +1,4 @@
-"""A web service that charges an order once at a time, however many processes serve it. aiohttp.
+"""A web service that charges each order once, however many processes serve it. aiohttp.
 
 Start it, as many times as you like (each on a port of its own), and charge an order:
 
@@ -19,10 +19,11 @@ SHOP = web.AppKey("shop", Shop)
 
 
 async def charge(request: web.Request) -> web.Response:
-    """Charge the order. The response has the fencing token of the charge."""
-    order_id = int(request.match_info["order_id"])
+    """Charge the order, or find that it is charged. The response has the fencing token of this request."""
+    order_id, shop = int(request.match_info["order_id"]), request.app[SHOP]
     async with redlock(f"order:{order_id}") as lease:
-        await request.app[SHOP].charge(order_id, fence=lease.fence)
+        if not shop.is_charged(order_id):  # by an earlier request: a second click, or a client that tries again
+            await shop.charge(order_id, fence=lease.fence)
     return web.json_response({"order": order_id, "fence": lease.fence})
 
 

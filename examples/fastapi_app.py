@@ -1,4 +1,4 @@
-"""A web service that charges an order once at a time, however many processes serve it. FastAPI.
+"""A web service that charges each order once, however many processes serve it. FastAPI.
 
 Start it, as many times as you like (each on a port of its own), and charge an order:
 
@@ -34,8 +34,10 @@ install(app, redlock, ready="/ready")
 async def charge(
     order_id: int, request: Request, lease: Annotated[Lease, Locked("order:{order_id}")]
 ) -> dict[str, int]:
-    """Charge the order. The response has the fencing token of the charge."""
-    await request.app.state.shop.charge(order_id, fence=lease.fence)
+    """Charge the order, or find that it is charged. The response has the fencing token of this request."""
+    shop: Shop = request.app.state.shop
+    if not shop.is_charged(order_id):  # by an earlier request: a second click, or a client that tries again
+        await shop.charge(order_id, fence=lease.fence)
     return {"order": order_id, "fence": lease.fence}
 
 

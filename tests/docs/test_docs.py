@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,27 @@ OTHERS = [
     ROOT / "benchmarks" / "README.md",
     ROOT / "spec" / "README.md",
 ]
+
+
+def snippets_of(page: Path) -> list[str]:
+    """Its Python."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
 SNIPPETS = [
     pytest.param(snippet, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
-    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    for number, snippet in enumerate(snippets_of(page))
 ]
+
+
+def shown_in(snippet: str, redlock: Redlock, **helpers: object) -> list[Callable[..., Any]]:
+    """The coroutine functions that it shows, with this client, and these functions of its program."""
+    world: dict[str, Any] = {"redlock": redlock, **vars(asynclock), **helpers}
+    exec(compile(snippet, "snippet", "exec"), world)
+    world["redlock"] = redlock
+    shown = [each for each in world.values() if inspect.iscoroutinefunction(each) and each.__module__ is not None]
+    return [each for each in shown if each.__code__.co_filename == "snippet"]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +81,9 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
     """Each coroutine function that it shows is called, with a real client, and calls the function that it guards."""
     called: list[str] = []
 
+    async def no(*args: object) -> bool:
+        return False
+
     def guarded(what: str) -> Any:
         async def work(*args: object, **kwargs: object) -> None:
             called.append(what)
@@ -71,16 +91,30 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
         return work
 
     helpers = ("charge", "do", "hours_of_work", "post", "serve", "transfer", "write_report")
-    world: dict[str, Any] = {"redlock": redlock, **vars(asynclock), **{each: guarded(each) for each in helpers}}
-    exec(compile(snippet, "snippet", "exec"), world)
-    world["redlock"] = redlock
-    shown = [each for each in world.values() if inspect.iscoroutinefunction(each) and each.__module__ is not None]
-    mine = [each for each in shown if each.__code__.co_filename == "snippet"]
+    mine = shown_in(snippet, redlock, is_charged=no, **{each: guarded(each) for each in helpers})
     for function in mine:
         before = len(called)
         await function(*[f"{name}:{each}" for each in inspect.signature(function).parameters])
         assert len(called) == before + 1
     assert mine or re.search(r"Redlock\(|asynclock\.stores", snippet)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/mutex.md"])
+async def test_a_handler_of_the_docs_charges_an_order_once(page: str, redlock: Redlock, name: str) -> None:
+    """One that was charged before it had the lock is not charged again."""
+    (snippet,) = (each for each in snippets_of(ROOT / page) if "def charge_order" in each)
+    charged: list[str] = []
+
+    async def is_charged(order: str) -> bool:
+        return order in charged
+
+    async def charge(order: str, *, fence: int) -> None:
+        charged.append(order)
+
+    (charge_order,) = shown_in(snippet, redlock, charge=charge, is_charged=is_charged)
+    for _ in range(2):
+        await charge_order(name)
+    assert charged == [name]
 
 
 async def test_the_readiness_probe_of_the_docs(server: Server) -> None:

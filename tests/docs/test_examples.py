@@ -63,19 +63,17 @@ both_apps = pytest.mark.parametrize("example", ["fastapi_app.py", "aiohttp_app.p
 @both_apps
 # In one process the local queue passes the lock on, whatever the nodes. For two processes five nodes are harder.
 @pytest.mark.parametrize(("urls", "processes"), [("one", 1), ("five", 2)], indirect=["urls"])
-def test_one_charge_at_a_time_and_none_is_lost(
+def test_an_order_is_charged_once(
     serve: Serve, journal: Journal, urls: list[str], order: int, example: str, processes: int
 ) -> None:
-    """A hundred customers at once on one order, over one process and over two: each charge begins after the last one
-    ended, under a greater token, and each customer gets the reply to its own charge."""
+    """A hundred customers at once on one order, over one process and over two: the first holder of the lock charges it,
+    all others find that under a greater token, and each customer gets the reply to its own request."""
     apps = serve(urls, example, processes)
     answers = asyncio.run(post_at_once(apps, order, LOAD))
     assert [answer.status_code for answer in answers] == [200] * LOAD
-    entries = journal(order)
-    assert [what for _, what in entries] == ["begin", "charged"] * LOAD
-    begun, charged = ([fence for fence, _ in entries[i::2]] for i in (0, 1))
-    assert begun == charged == sorted(set(charged))
-    assert sorted(answer.json()["fence"] for answer in answers) == charged
+    fences = sorted({answer.json()["fence"] for answer in answers})
+    assert len(fences) == LOAD
+    assert journal(order) == [(fences[0], "begin"), (fences[0], "charged")]
     assert not any("Traceback" in app.said for app in apps)
 
 

@@ -13,16 +13,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 import yaml
 
+import asynclock
+from asynclock import Redlock
 from asynclock._options import RELEASE_TIMEOUT
 from tests.support.default_keys import key_of
 from tests.support.example_programs import Journal, Program, Start, accepts, began, wait_for
 from tests.support.ports import free_port
 from tests.support.programs import PYTHONPATH
+from tests.support.web import http
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "shutdown.md").read_text("utf-8")
@@ -38,7 +42,11 @@ async def hours_of_work() -> None:
     await asyncio.sleep(3600)
 
 
-async def charge(order_id: str, fence: int) -> None:
+async def is_charged(order_id: int) -> bool:
+    return False
+
+
+async def charge(order_id: int, fence: int) -> None:
     await hours_of_work()
 
 
@@ -51,7 +59,7 @@ def held(url: str, name: str) -> bool:
         return bool(operator.exists(key_of(name)))
 
 
-def request(port: int, order: int | str) -> socket.socket:
+def request(port: int, order: int) -> socket.socket:
     """A customer who asks for a charge, and waits for the reply."""
     customer = socket.create_connection(("127.0.0.1", port))
     customer.sendall(f"POST /orders/{order}/charge HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\n\r\n".encode())
@@ -145,26 +153,48 @@ def test_the_program_of_the_page_releases_at_once(
     assert not held(shared_urls[0], name)
 
 
-def assert_it_releases(process: subprocess.Popen[bytes], port: int, url: str, name: str, log: Path) -> None:
+def assert_it_releases(process: subprocess.Popen[bytes], port: int, url: str, order: int, log: Path) -> None:
     """At SIGTERM, while a request holds the lock."""
     wait_for(lambda: accepts(port), "no program listens at the port")
-    with request(port, name):
+    with request(port, order):
         wait_for(lambda: "holds" in log.read_text(), "it does not hold")
-        assert held(url, f"order:{name}")
+        assert held(url, f"order:{order}")
         process.send_signal(signal.SIGTERM)
         process.wait(50)
-    assert not held(url, f"order:{name}"), log.read_text()
+    assert not held(url, f"order:{order}"), log.read_text()
+
+
+@pytest.mark.parametrize("again", ["7", "07"])
+async def test_the_web_app_of_the_page_charges_an_order_once(
+    shared_urls: list[str], name: str, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    """The second request finds it charged, also where it writes the number of the order in another way."""
+    monkeypatch.setattr(asynclock, "redlock", Redlock(shared_urls[0], prefix=name))
+    charged: list[int] = []
+
+    async def is_charged(order_id: int) -> bool:
+        return order_id in charged
+
+    async def charge(order_id: int, fence: int) -> None:
+        charged.append(order_id)
+
+    world: dict[str, Any] = {"__name__": "page", "is_charged": is_charged, "charge": charge}
+    exec(compile(WEB, "page", "exec"), world)
+    async with world["lifespan"](world["app"]), http(world["app"]) as web:
+        for order in ("7", again):
+            assert (await web.post(f"/orders/{order}/charge")).status_code == 200
+    assert charged == [7]
 
 
 def test_the_web_app_of_the_page_releases_when_its_limit_is_over(
-    shown: list[subprocess.Popen[bytes]], shared_urls: list[str], tmp_path: Path, name: str
+    shown: list[subprocess.Popen[bytes]], shared_urls: list[str], tmp_path: Path, order: int
 ) -> None:
     """With a limit of 0 s in the place of 10 s."""
     port, log = free_port(), tmp_path / "log"
     program = WEB.replace("8000", str(port)).replace("timeout_graceful_shutdown=10", "timeout_graceful_shutdown=0")
     assert program.count("shutdown=0") == 1
     process = run(shown, program, shared_urls[0], log)
-    assert_it_releases(process, port, shared_urls[0], name, log)
+    assert_it_releases(process, port, shared_urls[0], order, log)
 
 
 SERVERS = {
@@ -177,7 +207,7 @@ SERVERS = {
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_workers_of_a_server_release_when_their_limit_is_over(
-    shown: list[subprocess.Popen[bytes]], shared_urls: list[str], tmp_path: Path, name: str, server: str
+    shown: list[subprocess.Popen[bytes]], shared_urls: list[str], tmp_path: Path, order: int, server: str
 ) -> None:
     """By the worker class or by the middleware of the page, with a limit of 0 s. The server waits for far longer."""
     package, command = SERVERS[server]
@@ -187,7 +217,7 @@ def test_the_workers_of_a_server_release_when_their_limit_is_over(
     (tmp_path / "app.py").write_text(WORK + WEB + added)
     (tmp_path / "workers.py").write_text(GUNICORN.replace('shutdown": 10', 'shutdown": 0'))
     process = begin(shown, command.format(port=port).split(), shared_urls[0], log)
-    assert_it_releases(process, port, shared_urls[0], name, log)
+    assert_it_releases(process, port, shared_urls[0], order, log)
 
 
 def test_the_period_of_kubernetes_is_long_enough() -> None:

@@ -81,13 +81,27 @@ def until(true: Callable[[], Any], output: Path | None = None) -> None:
 def test_a_snippet_of_the_page(snippet: str, shared_urls: list[str], name: str) -> None:
     """Its function does its work under the lock."""
     charged: list[object] = []
-    world: dict[str, Any] = {"charge": lambda what, fence: charged.append((what, fence > 0))}
+    world: dict[str, Any] = {
+        "charge": lambda what, fence: charged.append((what, fence > 0)),
+        "is_charged": lambda what: False,
+    }
     exec(compile(snippet, "snippet", "exec"), world)
     with Redlock(shared_urls[0]) as client:
         world["redlock"] = client
         (function,) = (each for each in world.values() if getattr(each, "__qualname__", "") in ("pay", "report"))
         function(name)
     assert charged
+
+
+def test_an_order_is_charged_once(shared_urls: list[str], name: str) -> None:
+    """By the first program of the page: one that was charged before it had the lock is not charged again."""
+    charged: list[str] = []
+    world: dict[str, Any] = {"charge": lambda order, fence: charged.append(order), "is_charged": charged.__contains__}
+    exec(compile(SNIPPETS[0], "snippet", "exec"), world)
+    with Redlock(shared_urls[0]) as world["redlock"]:
+        for _ in range(2):
+            world["pay"](name)
+    assert charged == [name]
 
 
 DJANGO = """
