@@ -20,7 +20,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-from sqlalchemy import BigInteger, Column, ForeignKey, Integer, MetaData, String, Table, insert, select, update
+from sqlalchemy import BigInteger, Column, ForeignKey, Integer, MetaData, String, Table, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from asynclock.fencing import fenced
@@ -67,7 +68,8 @@ class Orders:
         receipt: str = answer.raise_for_status().json()["receipt"]
         async with self._database.begin() as database:
             await fenced(database, update(orders).where(orders.c.id == order_id), orders.c.fence)
-            await database.execute(insert(payments).values(order_id=order_id, receipt=receipt))
+            # An earlier holder that was frozen may have recorded it a moment ago: by the key, with the same receipt.
+            await database.execute(insert(payments).values(order_id=order_id, receipt=receipt).on_conflict_do_nothing())
         return receipt
 
 

@@ -7,13 +7,17 @@ import itertools
 import os
 import runpy
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import asyncpg
+import httpx
 import pytest
 from aiohttp import web
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import Redlock
 from tests.support.example_programs import Program, Start
@@ -84,6 +88,44 @@ async def database(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> Asyn
     yield url
     await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     await admin.close()
+
+
+@pytest.fixture
+async def make_orders(database: str) -> AsyncIterator[Callable[..., Any]]:
+    """Makes the Orders of orders.py with a provider in this process, and the lock of order 1 around it."""
+    world = runpy.run_path(str(EXAMPLES / "orders.py"))
+    engine = create_async_engine(world["DATABASE"])
+
+    @asynccontextmanager
+    async def made(answer: Callable[[httpx.Request], Any], **patched: object) -> AsyncIterator[Any]:
+        world["Orders"].pay.__globals__.update(patched)
+        transport = httpx.MockTransport(answer)
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://provider") as provider,
+            Redlock("memory:") as client,
+        ):
+            async with client("order:1"):
+                yield world["Orders"](engine, provider)
+
+    yield made
+    await engine.dispose()
+
+
+async def test_a_payment_that_an_earlier_holder_records_meanwhile(
+    database: str, make_orders: Callable[..., Any]
+) -> None:
+    """It was frozen before it recorded the payment, and wakes while the next holder asks the provider. Both have the
+    receipt of one payment, and it is recorded once."""
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        shop = await asyncpg.connect(database)
+        await shop.execute("UPDATE orders SET fence = 1 WHERE id = 1")
+        await shop.execute("INSERT INTO payments VALUES (1, 'receipt 1')")
+        await shop.close()
+        return httpx.Response(200, json={"receipt": "receipt 1"})
+
+    async with make_orders(answer) as orders:
+        assert await orders.pay(1) == "receipt 1"
 
 
 class Customers:
