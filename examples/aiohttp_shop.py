@@ -5,16 +5,17 @@ curl -X POST http://127.0.0.1:8000/orders/1/pay
 """
 
 import argparse
+import logging
 from collections.abc import AsyncIterator
 
-import httpx
 from aiohttp import web
-from orders import Orders, open_orders
+from orders import Declined, NoAnswer, Orders, open_orders
 
 from asynclock import redlock
 from asynclock.aiohttp import setup
 
 ORDERS = web.AppKey("orders", Orders)
+logger = logging.getLogger("shop")
 
 
 async def pay(request: web.Request) -> web.Response:
@@ -23,8 +24,12 @@ async def pay(request: web.Request) -> web.Response:
     try:
         async with redlock(f"order:{order_id}"):
             receipt = await request.app[ORDERS].pay(order_id)
-    except httpx.HTTPError:
-        raise web.HTTPServiceUnavailable(text="The payment provider does not answer. Try again.") from None
+    except Declined as declined:
+        logger.warning("declined: %s", declined)
+        raise web.HTTPPaymentRequired(text="The payment was declined.") from declined
+    except NoAnswer as error:
+        logger.warning("no answer of the payment provider: %s", error)
+        raise web.HTTPServiceUnavailable(text="The payment provider does not answer. Try again.") from error
     if receipt is None:
         raise web.HTTPNotFound(text="There is no such order.")
     return web.json_response({"order": order_id, "receipt": receipt})

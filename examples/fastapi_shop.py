@@ -5,17 +5,19 @@ curl -X POST http://127.0.0.1:8000/orders/1/pay
 """
 
 import argparse
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-import httpx
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from orders import open_orders
+from orders import Declined, NoAnswer, open_orders
 
 from asynclock import Lease, redlock
 from asynclock.fastapi import Locked, install
+
+logger = logging.getLogger("shop")
 
 
 @asynccontextmanager
@@ -36,8 +38,12 @@ async def pay(
     """Pay the order, or find that it is paid."""
     try:
         receipt = await request.app.state.orders.pay(order_id)
-    except httpx.HTTPError:
-        raise HTTPException(503, "The payment provider does not answer. Try again.") from None
+    except Declined as declined:
+        logger.warning("declined: %s", declined)
+        raise HTTPException(402, "The payment was declined.") from declined
+    except NoAnswer as error:
+        logger.warning("no answer of the payment provider: %s", error)
+        raise HTTPException(503, "The payment provider does not answer. Try again.") from error
     if receipt is None:
         raise HTTPException(404, "There is no such order.")
     return {"order": order_id, "receipt": receipt}

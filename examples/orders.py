@@ -45,6 +45,18 @@ payments = Table(
 )
 
 
+class Declined(Exception):
+    """The provider takes no money for this order, and says why. To ask again does not help."""
+
+
+class NoAnswer(Exception):
+    """The provider did not answer, or was busy, so the order may be paid. The next call asks again."""
+
+
+class Refused(Exception):
+    """The provider refuses the request, such as one with a wrong key or a wrong field: a fault of this program."""
+
+
 class Orders:
     """Pays orders. Call `pay` under the lock of its order."""
 
@@ -52,24 +64,37 @@ class Orders:
         self._database, self._provider = database, provider
 
     async def pay(self, order_id: int) -> str | None:
-        """The receipt of the order, which is paid if it was not yet. None: there is no such order. Raises
-        httpx.HTTPError: the provider did not answer, so the order may be paid. The next call asks again."""
+        """The receipt of the order, which is paid if it was not yet. None: there is no such order. Raises Declined,
+        NoAnswer and Refused."""
         async with self._database.connect() as database:
             found = select(orders.c.amount, payments.c.receipt).outerjoin_from(orders, payments)
             order = (await database.execute(found.where(orders.c.id == order_id))).first()
         if order is None or order.receipt is not None:
             return order and order.receipt
-        # No transaction is open while the provider works.
-        answer = await self._provider.post(
-            "/payments",
-            json={"order": order_id, "amount": order.amount},
-            headers={"Idempotency-Key": f"order-{order_id}"},  # the same in each attempt
-        )
-        receipt: str = answer.raise_for_status().json()["receipt"]
+        receipt = await self._ask_provider(order_id, order.amount)  # no transaction is open meanwhile
         async with self._database.begin() as database:
             await fenced(database, update(orders).where(orders.c.id == order_id), orders.c.fence)
             # An earlier holder that was frozen may have recorded it a moment ago: by the key, with the same receipt.
             await database.execute(insert(payments).values(order_id=order_id, receipt=receipt).on_conflict_do_nothing())
+        return receipt
+
+    async def _ask_provider(self, order_id: int, amount: int) -> str:
+        try:
+            answer = await self._provider.post(
+                "/payments",
+                json={"order": order_id, "amount": amount},
+                headers={"Idempotency-Key": f"order-{order_id}"},  # the same in each attempt
+            )
+        except httpx.TransportError as error:
+            raise NoAnswer(f"order {order_id}: {error!r}") from error
+        said = f"order {order_id}: {answer.status_code} {answer.text}"
+        if answer.status_code == 402:
+            raise Declined(said)
+        if answer.status_code in (409, 429) or answer.is_server_error:  # 409: it works on this key at the moment
+            raise NoAnswer(said)
+        if not answer.is_success:
+            raise Refused(said)
+        receipt: str = answer.json()["receipt"]
         return receipt
 
 

@@ -46,12 +46,16 @@ class Provider:
         self.begun: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self.goes_on = asyncio.Event()
         """Payments of DIES and HUNG_UP wait for it."""
+        self.answer = 0
+        """If it is not 0: the status of each answer, and no payment is made."""
         self._under_way: set[str] = set()
         self.url = ""
 
     async def pay(self, request: web.Request) -> web.Response:
         key, order = request.headers["Idempotency-Key"], (await request.json())["order"]
         self.asked[key] += 1
+        if self.answer:
+            return web.Response(status=self.answer, text="the reason of the provider")
         if key in self._under_way:
             self.refused[key] += 1
             return web.Response(status=409)
@@ -157,8 +161,33 @@ class Customers:
             await self.hang_up.wait()
 
 
+both_shops = pytest.mark.parametrize("example", ["fastapi_shop.py", "aiohttp_shop.py"])
+
+
+@both_shops
+async def test_what_the_provider_refuses(
+    start: Start, shared_urls: list[str], provider: Provider, database: str, example: str
+) -> None:
+    """A customer is asked to try again only where that may help, and the log of the shop has the reason."""
+    app = start(shared_urls[:1], example, "--port", str(port := free_port()), PROVIDER_URL=provider.url)
+    app.port = port
+    app.serves()
+    async with aiohttp.ClientSession() as http:
+        for provider.answer, status in ((402, 402), (401, 500), (422, 500), (409, 503), (429, 503), (500, 503)):
+            before = app.said.count("the reason of the provider")
+            async with http.post(f"http://127.0.0.1:{port}/orders/1/pay") as answer:
+                text = await answer.text()
+                assert (answer.status, "Try again" in text) == (status, status == 503)
+            assert "the reason of the provider" not in text
+
+            async def logged(before: int = before) -> bool:
+                return app.said.count("the reason of the provider") > before
+
+            await until(logged)
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("example", ["fastapi_shop.py", "aiohttp_shop.py"])
+@both_shops
 async def test_each_order_is_paid_and_recorded_once(
     start: Start, five: list[Server], provider: Provider, database: str, example: str
 ) -> None:
