@@ -57,4 +57,5 @@ if __name__ == "__main__":
     parser.add_argument("--lease", type=float, default=30.0, help="seconds for which a dead process keeps an order")
     args = parser.parse_args()
     redlock.configure(timeout=args.wait, lease=args.lease)
-    web.run_app(make_app(), host="127.0.0.1", port=args.port, handler_cancellation=True, shutdown_timeout=10)
+    # shutdown_timeout: longer than the longest payment, so that SIGTERM cuts none off.
+    web.run_app(make_app(), host="127.0.0.1", port=args.port, handler_cancellation=True, shutdown_timeout=20)

@@ -56,4 +56,5 @@ if __name__ == "__main__":
     parser.add_argument("--lease", type=float, default=30.0, help="seconds for which a dead process keeps an order")
     args = parser.parse_args()
     redlock.configure(timeout=args.wait, lease=args.lease)
-    uvicorn.run(app, port=args.port, timeout_graceful_shutdown=10)
+    # Longer than the longest payment, so that SIGTERM cuts none off.
+    uvicorn.run(app, port=args.port, timeout_graceful_shutdown=20)

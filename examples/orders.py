@@ -28,6 +28,8 @@ from asynclock.fencing import fenced
 
 DATABASE = os.environ.get("DATABASE_URL", "postgresql+asyncpg://postgres@127.0.0.1/shop")
 PROVIDER = os.environ.get("PROVIDER_URL", "http://127.0.0.1:9000")
+ANSWERS_WITHIN = 10.0
+"""Seconds for the provider, in all: httpx counts its own timeout for each step anew (connect, write, each read)."""
 
 tables = MetaData()
 orders = Table(
@@ -80,12 +82,13 @@ class Orders:
 
     async def _ask_provider(self, order_id: int, amount: int) -> str:
         try:
-            answer = await self._provider.post(
-                "/payments",
-                json={"order": order_id, "amount": amount},
-                headers={"Idempotency-Key": f"order-{order_id}"},  # the same in each attempt
-            )
-        except httpx.TransportError as error:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                answer = await self._provider.post(
+                    "/payments",
+                    json={"order": order_id, "amount": amount},
+                    headers={"Idempotency-Key": f"order-{order_id}"},  # the same in each attempt
+                )
+        except (httpx.TransportError, TimeoutError) as error:
             raise NoAnswer(f"order {order_id}: {error!r}") from error
         said = f"order {order_id}: {answer.status_code} {answer.text}"
         if answer.status_code == 402:
@@ -103,7 +106,7 @@ async def open_orders() -> AsyncIterator[Orders]:
     """Connects with the database and the provider."""
     engine = create_async_engine(DATABASE)
     try:
-        async with httpx.AsyncClient(base_url=PROVIDER, timeout=10.0) as provider:
+        async with httpx.AsyncClient(base_url=PROVIDER, timeout=ANSWERS_WITHIN) as provider:
             yield Orders(engine, provider)
     finally:
         await engine.dispose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import runpy
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -130,6 +131,32 @@ async def test_a_payment_that_an_earlier_holder_records_meanwhile(
 
     async with make_orders(answer) as orders:
         assert await orders.pay(1) == "receipt 1"
+
+
+async def test_a_provider_that_answers_slowly_has_a_limit(make_orders: Callable[..., Any]) -> None:
+    """One that sends a byte now and then keeps within each timeout of httpx. The payment ends all the same."""
+    begun = asyncio.Event()
+
+    async def bytes_now_and_then() -> AsyncIterator[bytes]:
+        while True:
+            begun.set()
+            yield b" "
+            await asyncio.sleep(0.01)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=bytes_now_and_then())
+
+    async with make_orders(answer, ANSWERS_WITHIN=1.0) as orders:
+        with pytest.raises(Exception, match="order 1: TimeoutError"):
+            await orders.pay(1)
+    assert begun.is_set()
+
+
+@pytest.mark.parametrize("example", ["fastapi_shop.py", "aiohttp_shop.py"])
+def test_sigterm_cuts_no_payment_off(example: str) -> None:
+    """The server waits longer for a request than the request for the provider, and has time for the database."""
+    (limit,) = re.findall(r"shutdown(?:_timeout)?=(\d+)\)", (EXAMPLES / example).read_text("utf-8"))
+    assert int(limit) >= runpy.run_path(str(EXAMPLES / "orders.py"))["ANSWERS_WITHIN"] + 10
 
 
 class Customers:
