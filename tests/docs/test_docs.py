@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Callable
@@ -91,7 +92,7 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
         return work
 
     helpers = ("charge", "do", "hours_of_work", "post", "serve", "transfer", "write_report")
-    mine = shown_in(snippet, redlock, is_charged=no, **{each: guarded(each) for each in helpers})
+    mine = shown_in(snippet, redlock, is_charged=no, is_done=no, **{each: guarded(each) for each in helpers})
     for function in mine:
         before = len(called)
         await function(*[f"{name}:{each}" for each in inspect.signature(function).parameters])
@@ -115,6 +116,39 @@ async def test_a_handler_of_the_docs_charges_an_order_once(page: str, redlock: R
     for _ in range(2):
         await charge_order(name)
     assert charged == [name]
+
+
+async def test_the_worker_of_the_readme_drops_no_job(redlock: Redlock, name: str) -> None:
+    """One that another worker does is put back, since that worker may die."""
+    (snippet,) = (each for each in snippets_of(ROOT / "README.md") if "async def work(" in each)
+    done: list[str] = []
+
+    async def do(job: str) -> None:
+        done.append(f"does {job}")
+
+    async def put_back(job: str) -> None:
+        done.append(f"puts {job} back")
+
+    async def is_done(job: str) -> bool:
+        return False
+
+    (work,) = shown_in(snippet.replace("timeout=2.0", "timeout=0"), redlock, do=do, put_back=put_back, is_done=is_done)
+    async with redlock(f"job:{name}"):
+        await asyncio.create_task(work(name))
+    await work(name)
+    assert done == [f"puts {name} back", f"does {name}"]
+
+
+async def test_the_job_of_the_readme_that_loses_its_lock_fails(redlock: Redlock) -> None:
+    """Its caller takes it for one that is not done."""
+    (snippet,) = (each for each in snippets_of(ROOT / "README.md") if "async def nightly(" in each)
+
+    async def hours_of_work() -> None:
+        raise asynclock.LockLost("nightly", reason="expired")
+
+    (nightly,) = shown_in(snippet, redlock, hours_of_work=hours_of_work)
+    with pytest.raises(asynclock.LockLost):
+        await nightly()
 
 
 async def test_the_readiness_probe_of_the_docs(server: Server) -> None:
