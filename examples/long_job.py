@@ -14,7 +14,7 @@ import sys
 
 from graceful import run
 
-from asynclock import Lease, LockLost, LockTimeout, redlock
+from asynclock import Lease, LockLost, redlock
 
 STEP = 0.1
 
@@ -30,12 +30,13 @@ async def job(lease: Lease, seconds: float) -> None:
 async def main(name: str, seconds: float, length: float) -> int:
     """Run the job under the lock. Returns the exit code."""
     async with redlock:
-        try:
-            async with redlock(name, lease=length, timeout=0) as lease:
-                await job(lease, seconds)
-        except LockTimeout:
+        lease = await redlock(name, lease=length).acquire(timeout=0)
+        if lease is None:
             print(f"{name} runs elsewhere", file=sys.stderr)
             return os.EX_TEMPFAIL
+        try:
+            async with lease:
+                await job(lease, seconds)
         except LockLost as lost:
             print(f"stopped: {lost}", file=sys.stderr)
             return 1

@@ -1,6 +1,6 @@
 """The examples keep their promises: real processes, real HTTP, real servers, under load and when a process dies.
 
-Sync tests, so that they run once: the loop of the test makes no difference to the programs."""
+The tests of processes are sync, so that they run once: the loop of the test makes no difference to the programs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import asyncio
 import contextlib
 import itertools
 import os
+import runpy
 import signal
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
 import redis
 
-from asynclock import Redlock
+from asynclock import Lease, LockTimeout, Redlock
+from asynclock.testing import FakeStore, use
 from tests.support.default_keys import key_of
 from tests.support.example_programs import Journal, Payments, Program, Serve, Start, began, pays, take, wait_for
 from tests.support.servers import Server
@@ -23,6 +26,7 @@ from tests.support.waiters import IN_VAIN
 
 pytestmark = pytest.mark.xdist_group("examples")  # one process imports the frameworks for all
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LOAD = 100
 
 LEASE = ("--lease", "9")
@@ -259,6 +263,19 @@ def test_a_long_job_runs_once_at_a_time(start: Start, urls: list[str], name: str
     second = start(urls, "long_job.py", "--name", name, "--lease", "30", "--seconds", "3600")
     assert second.ends() == os.EX_TEMPFAIL
     assert second.said == f"{name} runs elsewhere\n"
+
+
+async def test_a_long_job_with_a_busy_lock_of_its_own_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second lock that the job waits for in vain is an error. It does not say that the job runs elsewhere."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    main = runpy.run_path(str(EXAMPLES / "long_job.py"))["main"]
+
+    async def job(lease: Lease, seconds: float) -> None:
+        raise LockTimeout("another")
+
+    main.__globals__["job"] = job
+    with use(FakeStore()), pytest.raises(LockTimeout):
+        await main("nightly", 1, 30)
 
 
 def test_a_long_job_that_loses_its_lease_fails(start: Start, urls: list[str], name: str) -> None:
