@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 
+from asynclock import Redlock
 from tests.support.peers import PEERS
 from tests.support.services.zookeeper import ZooKeeper
 
@@ -53,6 +56,34 @@ async def test_a_program_of_a_page_runs(
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         gc.collect()  # the sockets that tooz and aioredis do not close would be reported by a later test
     assert "fencing token" in capsys.readouterr().out
+
+
+async def test_an_extension_adds_nothing_to_what_is_left(shared_urls: list[str], name: str) -> None:
+    """As the traps of redis-py's page say: there it is added."""
+    async with AsyncRedis.from_url(shared_urls[0]) as client, Redlock(shared_urls[0], prefix="") as redlock:
+        async with client.lock(name, timeout=600) as theirs:
+            await theirs.extend(10)
+            assert await client.pttl(name) > 600_000
+        async with redlock(name, lease=30) as lease:
+            await lease.extend(lease=10)
+            assert 10 < lease.remaining <= 30
+
+
+def test_a_lock_of_sherlock_without_an_expiry_holds_nothing(shared_urls: list[str], name: str) -> None:
+    """As the traps of its page say."""
+    sherlock = pytest.importorskip("sherlock")
+    with Redis.from_url(shared_urls[0]) as client:
+        assert sherlock.RedisLock(name, client=client, expire=None).acquire(blocking=False)
+        assert sherlock.RedisLock(name, client=client, expire=30).acquire(blocking=False)
+
+
+def test_the_name_of_a_lock_of_tooz() -> None:
+    """The row of `get_lock` has the name that shares its key on Redis."""
+    page = (FOLDER / "tooz.md").read_text("utf-8")
+    found = re.search(r'`coordinator.get_lock\(b"x"\)` \| on Redis `redlock\("x(\w*)"\)`', page)
+    assert found
+    program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    assert f'redlock("order:42{found[1]}"' in program  # which test_a_program_of_a_page_runs tries
 
 
 def test_the_pages_have_programs() -> None:
