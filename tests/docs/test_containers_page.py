@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from asynclock.stores.urls import urls_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "containers.md").read_text("utf-8")
+DOCKERFILE = (ROOT / "examples" / "Dockerfile").read_text("utf-8")
 EXAMPLE = yaml.safe_load((ROOT / "examples" / "worker.compose.yml").read_text("utf-8"))
 NODES = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
 SHOWN = yaml.safe_load(re.findall(r"```yaml\n(services:.*?)```", PAGE, re.DOTALL)[0])
@@ -48,8 +50,20 @@ def test_a_worker_is_healthy_when_it_can_get_locks(service: dict[str, Any], node
 
 def test_the_image_has_what_the_worker_runs() -> None:
     """Its program, the modules of the program, and the command line."""
-    dockerfile = (ROOT / "examples" / "Dockerfile").read_text("utf-8")
-    (copied,) = re.findall(r"^COPY (.*) \./$", dockerfile, re.M)
-    assert {*copied.split()} == {"worker.py", "graceful.py", "shop.py"}
-    assert all((ROOT / "examples" / each).exists() for each in copied.split())
-    assert "asynclock[cli]" in dockerfile
+    (copied,) = re.findall(r"^COPY (.*) \./$", DOCKERFILE, re.M)
+    assert {*copied.split()} == {f"examples/{each}.py" for each in ("worker", "graceful", "shop")}
+
+
+def test_the_image_has_the_asynclock_of_the_clone() -> None:
+    """All that its build needs is copied from the root of the clone, and no package index is asked for it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    copied = {each for line in re.findall(r"^COPY (.*) /src", DOCKERFILE, re.M) for each in line.split()}
+    assert copied == {"pyproject.toml", "asynclock", project["readme"], *project["license-files"]}
+    assert re.findall(r"^RUN pip install .*$", DOCKERFILE, re.M) == ["RUN pip install --no-cache-dir '/src[cli]'"]
+    assert EXAMPLE["x-client"]["build"] == {"context": ".", "dockerfile": "examples/Dockerfile"}
+
+
+def test_each_file_of_the_image_is_there() -> None:
+    """Its paths are those of the root of the clone."""
+    for line in re.findall(r"^COPY (.*) \S+$", DOCKERFILE, re.M):
+        assert all((ROOT / each).exists() for each in line.split())
