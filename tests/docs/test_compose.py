@@ -67,13 +67,14 @@ def test_each_is_independent(nodes: list[dict[str, Any]]) -> None:
 
 
 def test_each_keeps_its_data(nodes: list[dict[str, Any]]) -> None:
-    """Every write is on disk before its reply, and no hold is evicted."""
+    """Every write is on disk before its reply. A node that is full evicts no hold, and is not killed by the kernel."""
     for node in nodes:
         assert node["command"][0] == "redis-server"
         given = options(node)
         assert given["--appendonly"] == "yes"  # a str: an unquoted yes is a bool, which compose refuses
         assert given["--appendfsync"] == "always"
         assert given["--maxmemory-policy"] == "noeviction"
+        assert given["--maxmemory"] == "256mb"
 
 
 def test_each_has_a_health_check(nodes: list[dict[str, Any]]) -> None:
