@@ -1,8 +1,9 @@
-"""The upper bound of this machine: asynclock's own commands with nothing around them.
+"""asynclock's own commands with nothing around them.
 
-It sends the same EVALSHA with the same script and arguments, from a protocol that only sends and counts. The commands
-of one loop turn leave in one write, and the replies go to a deque of callbacks. There is no lease, no watchdog, no
-timeout, no undo and no release after a cancellation: it is a bound for comparison, not a lock.
+It sends what asynclock sends to the same servers, from a protocol that only sends and counts: an EVALSHA with the same
+script and arguments, and DELIFEQ as the release. The commands of one loop turn leave in one write, and the replies go
+to a deque of callbacks. There is no lease, no watchdog, no timeout, no undo and no release after a cancellation: it is
+there for comparison, and is no lock.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from asynclock.rules.model import Op, Verb
+from asynclock.rules.model import ALONE, QUIET, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.redis.encoding import encode
+from asynclock.stores.redis.encoding import encode, encode_native
 from asynclock.stores.redis.scripts import SCRIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from benchmarks.servers import Server
     from benchmarks.sides import Cycle
 
+PREFIX = "lock:"
 LEASE = 30.0
 MEMORY = LEASE + 300.0
 """asynclock's defaults, so that the commands are the same to the byte count."""
+
+RELEASE = ("DELIFEQ",)
+"""The release of asynclock on Valkey 9, which the servers of the wheel are."""
 
 
 class Wire(asyncio.Protocol):
@@ -65,7 +70,7 @@ class Wire(asyncio.Protocol):
 
 
 class Vote:
-    """One op at all nodes. Its future gets the greatest token once a majority has granted."""
+    """One op at all nodes. Its future gets the greatest token once a majority has granted; that of a release gets 0."""
 
     __slots__ = ("_fence", "_future", "_wanted")
 
@@ -77,12 +82,13 @@ class Vote:
     def __call__(self, reply: Any) -> None:
         if self._wanted == 0:
             return
-        if type(reply) is not list or reply[0] != 1:
+        if type(reply) is list and reply[0] == 1:
+            if reply[1] > self._fence:
+                self._fence = reply[1]
+        elif reply != 1:
             self._wanted = 0
             self._future.set_exception(RuntimeError(f"the bare protocol got the reply {reply!r}"))
             return
-        if reply[1] > self._fence:
-            self._fence = reply[1]
         self._wanted -= 1
         if self._wanted == 0:
             self._future.set_result(self._fence)
@@ -106,56 +112,60 @@ async def bare(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 
 
 def _one(wire: Wire) -> Cycle:
-    """Cycles over one node, with one future per command."""
+    """Cycles over one node, with one future per command. The acquire carries a first ticket, as that of asynclock."""
     new_future = asyncio.get_running_loop().create_future
-    make = _maker()
+    make = _maker(Queueing(Serve.GRANT, number=1, fresh=LEASE / 2))
 
-    async def ask(op: Op) -> int:
+    async def ask(command: bytes) -> int:
         future: asyncio.Future[Any] = new_future()
-        wire.send(encode(op, ""), future.set_result)
+        wire.send(command, future.set_result)
         reply = await future
-        if type(reply) is not list or reply[0] != 1:
+        if type(reply) is list and reply[0] == 1:
+            fence: int = reply[1]
+            return fence
+        if reply != 1:
             raise RuntimeError(f"the bare protocol got the reply {reply!r}")
-        fence: int = reply[1]
-        return fence
+        return 0
 
-    async def cycle(i: int) -> None:
-        op = make(f"bare:{i}")
-        await ask(_release(op, await ask(op)))
-
-    return cycle
+    return _cycle(make, ask)
 
 
 def _many(wires: Sequence[Wire]) -> Cycle:
     """Cycles over several nodes, with one vote per command, which is in the deque of each node."""
     new_future = asyncio.get_running_loop().create_future
-    make = _maker()
+    make = _maker(QUIET[Serve.WAKE])
     majority = len(wires) // 2 + 1
 
-    async def ask(op: Op) -> int:
+    async def ask(command: bytes) -> int:
         future: asyncio.Future[int] = new_future()
-        vote, command = Vote(future, majority), encode(op, "")
+        vote = Vote(future, majority)
         for wire in wires:
             wire.send(command, vote)
         return await future
 
+    return _cycle(make, ask)
+
+
+def _cycle(make: Callable[[str], Op], ask: Callable[[bytes], Awaitable[int]]) -> Cycle:
     async def cycle(i: int) -> None:
-        op = make(f"bare:{i}")
-        await ask(_release(op, await ask(op)))
+        op = make(f"bare_lock:{i}")
+        await ask(encode(op, PREFIX))
+        op.queueing = ALONE  # without the ticket, the hold is deleted by the server's own command
+        release = encode_native(op, PREFIX, RELEASE)
+        if release is None:
+            raise RuntimeError("asynclock would release by a script")
+        await ask(release)
 
     return cycle
 
 
-def _maker() -> Callable[[str], Op]:
+def _maker(queueing: Queueing) -> Callable[[str], Op]:
     """A function that makes acquires like asynclock: with a fresh random id, and the process and host in it."""
     whoami = f"{os.getpid()}|{socket.gethostname().replace('|', '_')}"
 
     def make(name: str) -> Op:
         seed = int(time.time() * 1_000_000)
-        return Op(Verb.ACQUIRE, MUTEX, name, f"{secrets.token_hex(16)}|{seed}|{whoami}|", LEASE, seed, MEMORY)
+        owner = f"{secrets.token_hex(16)}|{seed}|{whoami}|"
+        return Op(Verb.ACQUIRE, MUTEX, name, owner, LEASE, seed, MEMORY, queueing=queueing)
 
     return make
-
-
-def _release(op: Op, fence: int) -> Op:
-    return Op(Verb.RELEASE, op.kind, op.name, op.id, op.lease, fence, op.memory)

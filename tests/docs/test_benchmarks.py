@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from redis import Redis
 from typer.testing import CliRunner
 
-from benchmarks import compare, holding, waiting
+from benchmarks import compare, holding, sides, waiting
 from benchmarks.__main__ import app
+from benchmarks.bare import bare
+from benchmarks.servers import Server, running
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = ("pottery", "aioredlock", "uvloop")
@@ -105,3 +108,26 @@ def test_two_versions_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     table = compare.told(versions, rows, 1).splitlines()
     assert {line.count("|") for line in table[2:]} == {9}
     assert len(table[2:]) == 2 + len(rows)
+
+
+async def commands_of(side: sides.Side, servers: list[Server]) -> list[str]:
+    """What the clients of a side send to the first server in one cycle, without what differs from cycle to cycle."""
+    with Redis(unix_socket_path=str(servers[0].path)) as cli, cli.monitor() as monitor:
+        async with side(servers) as cycle:
+            await cycle(0)
+            cli.echo("begin")
+            await cycle(0)
+            cli.echo("end")
+        seen: list[str] = []
+        while "ECHO end" not in seen:
+            each = monitor.next_command()
+            if each["client_type"] != "lua":
+                seen.append(re.sub(r"[0-9a-f]{32}|\d{16}|asynclock:0|bare_lock:0", "*", each["command"]))
+    return seen[seen.index("ECHO begin") + 1 : -1]
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+async def test_the_bare_protocol_sends_what_asynclock_sends(nodes: int) -> None:
+    """The same commands with the same arguments, but for the name, the id and the clock."""
+    with running(nodes) as servers:
+        assert await commands_of(bare, servers) == await commands_of(sides.asynclock, servers)
