@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import asyncpg
 import pytest
 from redis import Redis
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from benchmarks import compare, holding, sides, waiting
 from benchmarks.__main__ import app
 from benchmarks.bare import bare
+from benchmarks.bare_stores import bare_postgresql
 from benchmarks.servers import Server, running
 
 ROOT = Path(__file__).parents[2]
@@ -131,3 +133,15 @@ async def test_the_bare_protocol_sends_what_asynclock_sends(nodes: int) -> None:
     """The same commands with the same arguments, but for the name, the id and the clock."""
     with running(nodes) as servers:
         assert await commands_of(bare, servers) == await commands_of(sides.asynclock, servers)
+
+
+async def test_the_bare_postgresql_program_keeps_its_row(postgresql_url: str) -> None:
+    """It releases as asynclock does: the row stays, and the next acquire updates it."""
+    connection = await asyncpg.connect(postgresql_url)
+    await connection.execute("DROP TABLE IF EXISTS bare")
+    async with bare_postgresql(postgresql_url) as cycle:
+        await cycle(0)
+        await cycle(0)
+    rows = await connection.fetch("SELECT owner, fence, expires_at FROM bare")
+    await connection.close()
+    assert [tuple(row) for row in rows] == [("", 2, 0)]
