@@ -1,8 +1,10 @@
 """P11: `python -m benchmarks.databases [URL...]`: locks of asynclock in a database, beside other ways to lock there.
 
 A url is `postgresql://` or `mariadb://`; without one, a PostgreSQL and a MariaDB of `make services` are started. All
-sides use the same engine settings of SQLAlchemy, with a pool of 20 connections. Some sides hold a connection of the
-pool for as long as they hold the lock, so a cycle that does nothing else favours them.
+sides but one of asynclock use an engine of SQLAlchemy with a pool of 20 connections. The sides beside asynclock send
+nothing that they can do without: no BEGIN and COMMIT around a single statement, and no ROLLBACK when a connection goes
+back to the pool. Some sides hold a connection of the pool for as long as they hold the lock, so a cycle that does
+nothing else favours them.
 """
 
 from __future__ import annotations
@@ -38,10 +40,15 @@ POOL = 20
 app = typer.Typer(add_completion=False)
 
 
-def _engine(url: str) -> AsyncEngine:
+def _engine(url: str, **options: Any) -> AsyncEngine:
     driver = {"postgresql": "postgresql+asyncpg", "mysql": "mysql+asyncmy", "mariadb": "mariadb+asyncmy"}
     scheme, _, rest = url.partition("://")
-    return create_async_engine(f"{driver.get(scheme, scheme)}://{rest}", pool_size=POOL, max_overflow=0)
+    return create_async_engine(f"{driver.get(scheme, scheme)}://{rest}", pool_size=POOL, max_overflow=0, **options)
+
+
+def _autocommit(url: str) -> AsyncEngine:
+    """For statements that are transactions of their own."""
+    return _engine(url, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True)
 
 
 @contextlib.asynccontextmanager
@@ -64,7 +71,7 @@ async def asynclock(url: str, servers: Sequence[Server], own_engine: bool = Fals
 async def row_lock(url: str, servers: Sequence[Server]) -> AsyncIterator[Cycle]:
     """A row for each name, locked in a transaction that stays open while the lock is held."""
     del servers
-    engine = _engine(url)
+    engine = _engine(url, pool_reset_on_return=None)  # each transaction is ended by its own block
     async with engine.begin() as connection:
         await connection.execute(text("CREATE TABLE IF NOT EXISTS bench_rows (name VARCHAR(100) PRIMARY KEY)"))
         await connection.execute(text("DELETE FROM bench_rows"))
@@ -83,7 +90,7 @@ async def row_lock(url: str, servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 async def session_lock(url: str, servers: Sequence[Server], take: str, give: str) -> AsyncIterator[Cycle]:
     """A lock of the server's session: the connection stays checked out while the lock is held."""
     del servers
-    engine = _engine(url).execution_options(isolation_level="AUTOCOMMIT")
+    engine = _autocommit(url)
     taking, giving = text(take), text(give)
 
     async def cycle(i: int) -> None:
@@ -100,8 +107,8 @@ async def session_lock(url: str, servers: Sequence[Server], take: str, give: str
 async def shedlock(url: str, servers: Sequence[Server]) -> AsyncIterator[Cycle]:
     """The statements of ShedLock: INSERT once, then UPDATE ... WHERE lock_until <= now; release sets lock_until."""
     del servers
-    engine = _engine(url)
-    async with engine.begin() as connection:
+    engine = _autocommit(url)
+    async with engine.connect() as connection:
         await connection.execute(text("DROP TABLE IF EXISTS bench_shedlock"))
         await connection.execute(
             text(
@@ -119,11 +126,11 @@ async def shedlock(url: str, servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 
     async def cycle(i: int) -> None:
         now, who = time.time(), secrets.token_hex(8)
-        async with engine.begin() as connection:
+        async with engine.connect() as connection:
             statement = take if i in known else insert
             await connection.execute(statement, {"name": f"job:{i}", "until": now + 30, "now": now, "who": who})
         known.add(i)
-        async with engine.begin() as connection:
+        async with engine.connect() as connection:
             await connection.execute(give, {"name": f"job:{i}", "now": time.time(), "who": who})
 
     yield cycle

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import asyncmy
 import asyncpg
 import pytest
 from redis import Redis
+from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
 
-from benchmarks import compare, holding, sides, waiting
+from benchmarks import compare, databases, holding, sides, waiting
 from benchmarks.__main__ import app
 from benchmarks.bare import bare
 from benchmarks.bare_stores import bare_postgresql
 from benchmarks.servers import Server, running
+from tests.support.services.mariadb import MariaDB, own_mariadb
+from tests.support.services.postgresql import own_postgresql
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = ("pottery", "aioredlock", "uvloop")
@@ -145,3 +151,49 @@ async def test_the_bare_postgresql_program_keeps_its_row(postgresql_url: str) ->
     rows = await connection.fetch("SELECT owner, fence, expires_at FROM bare")
     await connection.close()
     assert [tuple(row) for row in rows] == [("", 2, 0)]
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDB]:
+    """One whose questions nobody else counts."""
+    with own_mariadb() as server:
+        yield server
+
+
+async def questions(server: MariaDB, side: str) -> float:
+    """What the server is asked in a cycle of that side."""
+    where = make_url(server.url)
+    async with (
+        asyncmy.connect(host=where.host, port=where.port, user=where.username, db=where.database) as connection,
+        connection.cursor() as cursor,
+        databases.contest(server.url, 1).sides[side](()) as cycle,
+    ):
+        await cycle(0)
+        counts = []
+        for cycles in (0, 10):
+            for _ in range(cycles):
+                await cycle(0)
+            await cursor.execute("SHOW GLOBAL STATUS LIKE 'Questions'")
+            counts.append(int((await cursor.fetchone())[1]))
+    return (counts[1] - counts[0] - 1) / 10  # without the count itself
+
+
+@pytest.mark.filterwarnings("ignore:Unknown table")
+@pytest.mark.parametrize("side", [databases.ROW, databases.NAMED, databases.TABLE])
+async def test_a_side_beside_asynclock_takes_two_round_trips_on_mariadb(mariadb: MariaDB, side: str) -> None:
+    """SELECT and COMMIT, or two statements that are transactions of their own."""
+    assert await questions(mariadb, side) == 2
+
+
+def test_the_statements_of_shedlock_are_transactions_of_their_own() -> None:
+    """On PostgreSQL there is no BEGIN and no COMMIT around them."""
+
+    async def two_cycles(url: str) -> None:
+        async with databases.shedlock(url, ()) as cycle:
+            await cycle(0)
+            await cycle(0)
+
+    with own_postgresql(log_statement="all") as server:
+        asyncio.run(two_cycles(server.url))
+        log = (server.folder / "log").read_text()
+    assert re.findall("(?:statement|execute [^:]*): (INSERT|UPDATE|BEGIN|COMMIT)", log) == ["INSERT", *3 * ["UPDATE"]]
