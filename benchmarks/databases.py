@@ -88,7 +88,8 @@ async def row_lock(url: str, servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 
 @contextlib.asynccontextmanager
 async def session_lock(url: str, servers: Sequence[Server], take: str, give: str) -> AsyncIterator[Cycle]:
-    """A lock of the server's session: the connection stays checked out while the lock is held."""
+    """A lock of the server's session: the connection stays checked out while the lock is held. Both statements answer 1
+    (or true)."""
     del servers
     engine = _autocommit(url)
     taking, giving = text(take), text(give)
@@ -96,8 +97,12 @@ async def session_lock(url: str, servers: Sequence[Server], take: str, give: str
     async def cycle(i: int) -> None:
         name: dict[str, Any] = {"name": i if "advisory" in take else f"lock:{i}"}
         async with engine.connect() as connection:
-            await connection.execute(taking, name)
-            await connection.execute(giving, name)
+            taken = (await connection.execute(taking, name)).scalar_one()
+            given = (await connection.execute(giving, name)).scalar_one()
+        if taken != 1:
+            raise RuntimeError(f"{take} answered {taken!r}: the lock was not taken")
+        if given != 1:
+            raise RuntimeError(f"{give} answered {given!r}: the lock was not given back")
 
     yield cycle
     await engine.dispose()
@@ -128,10 +133,13 @@ async def shedlock(url: str, servers: Sequence[Server]) -> AsyncIterator[Cycle]:
         now, who = time.time(), secrets.token_hex(8)
         async with engine.connect() as connection:
             statement = take if i in known else insert
-            await connection.execute(statement, {"name": f"job:{i}", "until": now + 30, "now": now, "who": who})
+            row = {"name": f"job:{i}", "until": now + 30, "now": now, "who": who}
+            taken = (await connection.execute(statement, row)).rowcount
         known.add(i)
         async with engine.connect() as connection:
-            await connection.execute(give, {"name": f"job:{i}", "now": time.time(), "who": who})
+            given = (await connection.execute(give, {"name": f"job:{i}", "now": time.time(), "who": who})).rowcount
+        if (taken, given) != (1, 1):
+            raise RuntimeError(f"job:{i} was free, and ShedLock's statements changed {taken} and {given} rows")
 
     yield cycle
     await engine.dispose()
@@ -142,7 +150,7 @@ def contest(url: str, tasks: int) -> Contest:
     ours = {ASYNCLOCK: partial(asynclock, url), ENGINE: partial(asynclock, url, own_engine=True)}
     if url.startswith("postgresql"):
         take, give = (
-            "SELECT pg_advisory_lock(CAST(:name AS bigint))",
+            "SELECT 1 FROM pg_advisory_lock(CAST(:name AS bigint))",
             "SELECT pg_advisory_unlock(CAST(:name AS bigint))",
         )
         other = {ADVISORY: partial(session_lock, url, take=take, give=give)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import asyncmy
 import asyncpg
@@ -160,12 +162,23 @@ def mariadb() -> Iterator[MariaDB]:
         yield server
 
 
-async def questions(server: MariaDB, side: str) -> float:
-    """What the server is asked in a cycle of that side."""
+@contextlib.asynccontextmanager
+async def cursor_of(server: MariaDB) -> AsyncIterator[Any]:
+    """Of another session."""
     where = make_url(server.url)
     async with (
-        asyncmy.connect(host=where.host, port=where.port, user=where.username, db=where.database) as connection,
+        asyncmy.connect(
+            host=where.host, port=where.port, user=where.username, db=where.database, autocommit=True
+        ) as connection,
         connection.cursor() as cursor,
+    ):
+        yield cursor
+
+
+async def questions(server: MariaDB, side: str) -> float:
+    """What the server is asked in a cycle of that side."""
+    async with (
+        cursor_of(server) as cursor,
         databases.contest(server.url, 1).sides[side](()) as cycle,
     ):
         await cycle(0)
@@ -197,3 +210,34 @@ def test_the_statements_of_shedlock_are_transactions_of_their_own() -> None:
         asyncio.run(two_cycles(server.url))
         log = (server.folder / "log").read_text()
     assert re.findall("(?:statement|execute [^:]*): (INSERT|UPDATE|BEGIN|COMMIT)", log) == ["INSERT", *3 * ["UPDATE"]]
+
+
+async def test_a_cycle_of_get_lock_without_the_lock_is_an_error(mariadb: MariaDB) -> None:
+    """GET_LOCK answers 0 for a name that another session holds."""
+    take, give = "SELECT GET_LOCK(:name, 0)", "SELECT RELEASE_LOCK(:name)"
+    async with cursor_of(mariadb) as cursor, databases.session_lock(mariadb.url, (), take, give) as cycle:
+        await cycle(0)
+        await cursor.execute("SELECT GET_LOCK('lock:0', 0)")
+        with pytest.raises(RuntimeError, match="was not taken"):
+            await cycle(0)
+
+
+async def test_a_cycle_of_an_advisory_lock_that_is_not_given_back_is_an_error(postgresql_url: str) -> None:
+    """pg_advisory_unlock answers false for a lock that the session does not hold."""
+    take, give = (
+        "SELECT 1 FROM pg_advisory_lock(CAST(:name AS bigint))",
+        "SELECT pg_advisory_unlock(1 + CAST(:name AS bigint))",
+    )
+    async with databases.session_lock(postgresql_url, (), take, give) as cycle:
+        with pytest.raises(RuntimeError, match="not given back"):
+            await cycle(1 << 40)
+
+
+@pytest.mark.filterwarnings("ignore:Unknown table")
+async def test_a_cycle_of_shedlock_without_the_lock_is_an_error(mariadb: MariaDB) -> None:
+    """Its UPDATE changes no row that is locked for longer."""
+    async with cursor_of(mariadb) as cursor, databases.shedlock(mariadb.url, ()) as cycle:
+        await cycle(0)
+        await cursor.execute("UPDATE bench_shedlock SET lock_until = lock_until + 3600")
+        with pytest.raises(RuntimeError, match="changed 0 and 0 rows"):
+            await cycle(0)
