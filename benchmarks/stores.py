@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import sys
 import time
@@ -24,7 +23,7 @@ from asynclock import Redlock
 from asynclock.stores.urls import urls_of
 from benchmarks import report
 from benchmarks.bare_stores import RELAYS, TASKS, bare_of
-from benchmarks.waiting import TENURE, Failed, handed_over, started
+from benchmarks.waiting import TENURE, Failed, handed_over, seen_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -186,13 +185,4 @@ async def _cycles(side: Side, tasks: int, seconds: float) -> tuple[list[float], 
 
 def _contest(sides: Sequence[str], tasks: int, urls: Sequence[str], seconds: float) -> list[dict[str, list[float]]]:
     """What a process of each side saw."""
-    commands = [[sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls] for side in sides]
-    with started(commands) as all_of_them:
-        for process in all_of_them:
-            process.go()
-        for process in all_of_them:
-            process.hear()
-        time.sleep(seconds)
-        for process in all_of_them:
-            process.go()
-        return [json.loads(process.hear()) for process in all_of_them]
+    return seen_by([[sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls] for side in sides], seconds)

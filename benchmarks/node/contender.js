@@ -14,6 +14,7 @@ const told = async (what) => {
 const redis = new Redis({ path, lazyConnect: true })
 const waits = []
 let stopped = false
+let ended = 0
 
 async function work() {
   while (!stopped) {
@@ -23,6 +24,7 @@ async function work() {
     waits.push(now() - asked)
     await mutex.release()
   }
+  ended++
 }
 
 await redis.connect()
@@ -31,4 +33,4 @@ const working = Array.from({ length: Number(tasks) }, work)
 await told('working')
 stopped = true
 await Promise.race([Promise.all(working), new Promise((late) => setTimeout(late, 5000))])
-process.stdout.write(JSON.stringify({ waits, took: [], gave: [] }) + '\n', () => process.exit(0))
+process.stdout.write(JSON.stringify({ waits, took: [], gave: [], late: working.length - ended }) + '\n', () => process.exit(0))

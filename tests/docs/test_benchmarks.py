@@ -241,3 +241,11 @@ async def test_a_cycle_of_shedlock_without_the_lock_is_an_error(mariadb: MariaDB
         await cursor.execute("UPDATE bench_shedlock SET lock_until = lock_until + 3600")
         with pytest.raises(RuntimeError, match="changed 0 and 0 rows"):
             await cycle(0)
+
+
+@pytest.mark.timeout(180)
+def test_a_task_that_never_gets_the_lock_fails_its_side() -> None:
+    """Its wait is not among those that were measured, so the longest wait would look shorter than it is."""
+    with running(1) as servers, waiting.contenders(["hold"], 1, servers):
+        with pytest.raises(waiting.Failed, match="2 of the tasks did not get the lock"):
+            waiting.seen_by([waiting.command_of(waiting.OURS, 2, servers)], 0.1)
