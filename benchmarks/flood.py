@@ -49,7 +49,8 @@ class Flooded:
     few: list[float] = field(default_factory=list)  # cycles per second of FEW tasks
     many: list[float] = field(default_factory=list)  # the same, of the flood
     kept: list[int] = field(default_factory=list)  # of the HELD leases, beside the flood
-    errors: Counter[str] = field(default_factory=Counter)  # of all rounds
+    few_errors: Counter[str] = field(default_factory=Counter)  # of all rounds
+    errors: Counter[str] = field(default_factory=Counter)  # the same, of the flood
     error: str = ""
 
     @property
@@ -78,7 +79,7 @@ def main(
 
 def _turn(store: Flooded, tasks: int, seconds: float) -> None:
     try:
-        few, _ = asyncio.run(_cycles(store.urls, FEW, seconds, Counter()))
+        few, _ = asyncio.run(_cycles(store.urls, FEW, seconds, store.few_errors))
         many, kept = asyncio.run(_cycles(store.urls, tasks, seconds, store.errors))
     except Exception as error:  # a store may fail in any way: report it, and go on with the others
         store.error = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -89,7 +90,8 @@ def _turn(store: Flooded, tasks: int, seconds: float) -> None:
 
 
 async def _cycles(urls: Sequence[str], tasks: int, seconds: float, errors: Counter[str]) -> tuple[float, int]:
-    """Cycles per second of so many tasks, and how many of the leases were kept."""
+    """Cycles per second of so many tasks, and how many of the leases were kept. Raises what ended a task, but for a
+    LockError, which is counted."""
     ended, counts = 0, False
 
     async def work(i: int) -> None:
@@ -111,12 +113,15 @@ async def _cycles(urls: Sequence[str], tasks: int, seconds: float, errors: Count
             await asyncio.sleep(SETTLED)
             counts, began = True, time.perf_counter()
             await asyncio.sleep(seconds)
-            rate = ended / (time.perf_counter() - began)
-            return rate, sum(lease.held for lease in leases)
+            rate, kept = ended / (time.perf_counter() - began), sum(lease.held for lease in leases)
         finally:
             for task in working:
                 task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
+            results = await asyncio.gather(*working, return_exceptions=True)
             for lease in leases:
                 with contextlib.suppress(LockError):
                     await lease.release()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return rate, kept

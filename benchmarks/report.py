@@ -125,10 +125,14 @@ def floods(title: str, each: Iterable[Flooded]) -> None:
         if one.error:
             rows.append((one.name, "failed:", one.error))
             continue
-        errors = ", ".join(f"{count:,} {name}" for name, count in one.errors.items()) or "0"
+        errors = [
+            ", ".join(f"{count:,} {name}" for name, count in each.items()) or "0"
+            for each in (one.few_errors, one.errors)
+        ]
         few, many = (f"{median(rates):,.0f}" for rates in (one.few, one.many))
-        rows.append((one.name, few, many, _spread(one.ratios), str(min(one.kept)), errors))
-    _print(title, ("store", "cycles/s of the few", "of the many", "ratio", "leases kept, least", "errors"), rows)
+        rows.append((one.name, few, many, _spread(one.ratios), str(min(one.kept)), *errors))
+    heads = ("store", "cycles/s of the few", "of the many", "ratio", "leases kept, least", "errors of the few")
+    _print(title, (*heads, "of the many"), rows)
 
 
 def beside_bare(title: str, each: Iterable[Store]) -> None:

@@ -19,7 +19,8 @@ from redis import Redis
 from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
 
-from benchmarks import compare, databases, holding, sides, waiting
+from asynclock import Redlock
+from benchmarks import compare, databases, flood, holding, sides, waiting
 from benchmarks.__main__ import app
 from benchmarks.bare import bare
 from benchmarks.bare_stores import bare_postgresql
@@ -249,3 +250,36 @@ def test_a_task_that_never_gets_the_lock_fails_its_side() -> None:
     with running(1) as servers, waiting.contenders(["hold"], 1, servers):
         with pytest.raises(waiting.Failed, match="2 of the tasks did not get the lock"):
             waiting.seen_by([waiting.command_of(waiting.OURS, 2, servers)], 0.1)
+
+
+def flooded(monkeypatch: pytest.MonkeyPatch, server: Server) -> str:
+    """The table of the shortest flood over that server, without its lines."""
+    for limit, short in ("SETTLED", 0.2), ("TIMEOUT", 0.2):
+        monkeypatch.setattr(flood, limit, short)
+    arguments = [f"mine={server.url}", "--tasks", "64", "--rounds", "1", "--seconds", "2"]
+    ran = CliRunner().invoke(flood.app, arguments)
+    assert ran.exit_code == 0, ran.output
+    return re.sub(r"[\s\u2500-\u257f]+", " ", ran.output)
+
+
+@pytest.mark.timeout(180)
+def test_the_errors_of_the_few_are_shown_beside_those_of_the_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that another program holds is an error of both."""
+    with running(1) as servers, Redis(unix_socket_path=str(servers[0].path)) as cli:
+        cli.set("lock:order:0", "another program")
+        assert flooded(monkeypatch, servers[0]).count(" LockTimeout") == 2
+
+
+@pytest.mark.timeout(180)
+def test_a_task_of_a_flood_that_ends_by_another_error_fails_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would have less to do, and nothing would say so."""
+
+    class Broken(Redlock):
+        def __call__(self, name: str, **options: Any) -> Any:
+            if name == "order:7":
+                raise ZeroDivisionError("broken")
+            return super().__call__(name, **options)
+
+    monkeypatch.setattr(flood, "Redlock", Broken)
+    with running(1) as servers:
+        assert " mine failed: ZeroDivisionError: broken " in flooded(monkeypatch, servers[0])
