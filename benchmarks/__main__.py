@@ -1,10 +1,10 @@
 """`python -m benchmarks [P1 P3 ...]`: runs the contests and prints the ratios beside their targets. `python -m
-benchmarks compare REV`: measures HEAD beside another version. `python -m benchmarks blocking`: the locks
-without asyncio."""
+benchmarks compare REV` and the others of `COMMANDS` measure something else."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import platform
 import sys
 from collections.abc import Coroutine
@@ -14,12 +14,15 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from benchmarks import blocking, compare, crowd, flood, holding, imports, report, runner, sides, stores, waiting
+from benchmarks import crowd, holding, imports, report, runner, sides, waiting
 from benchmarks.cases import ASYNCLOCK, CONTESTS, CROWDS, NAMES, REDIS_PY
 from benchmarks.goals import Verdict
 from benchmarks.plot import draw
 
 T = TypeVar("T")
+
+COMMANDS = ("blocking", "compare", "databases", "flood", "stores")
+"""Each is a module with an app of its own. They are imported when they are called, because some need more packages."""
 
 app = typer.Typer(add_completion=False)
 
@@ -127,12 +130,6 @@ def _named(name: str, verdict: Verdict) -> Verdict:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["blocking"]:
-        blocking.app(sys.argv[2:], prog_name="python -m benchmarks blocking")
-    if sys.argv[1:2] == ["compare"]:
-        compare.app(sys.argv[2:], prog_name="python -m benchmarks compare")
-    if sys.argv[1:2] == ["flood"]:
-        flood.app(sys.argv[2:], prog_name="python -m benchmarks flood")
-    if sys.argv[1:2] == ["stores"]:
-        stores.app(sys.argv[2:], prog_name="python -m benchmarks stores")
+    if (command := "".join(sys.argv[1:2])) in COMMANDS:
+        importlib.import_module(f"benchmarks.{command}").app(sys.argv[2:], prog_name=f"python -m benchmarks {command}")
     app(prog_name="python -m benchmarks")

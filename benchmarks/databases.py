@@ -1,4 +1,4 @@
-"""P11: `python -m benchmarks.databases [URL...]`: locks of asynclock in a database, beside other ways to lock there.
+"""P11: `python -m benchmarks databases [URL...]`: locks of asynclock in a database, beside other ways to lock there.
 
 A url is `postgresql://` or `mariadb://`; without one, a PostgreSQL and a MariaDB of `make services` are started. All
 sides but one of asynclock use an engine of SQLAlchemy with a pool of 20 connections. The sides beside asynclock send
@@ -24,6 +24,7 @@ from asynclock import Redlock
 from asynclock.stores import SQLStore
 from benchmarks import goals, report, runner
 from benchmarks.runner import Contest
+from benchmarks.servers import of_the_tests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -176,21 +177,10 @@ def main(
     """Measure the sides in turn. Nothing is asserted: read the tables."""
     with contextlib.ExitStack() as stack:
         if not urls:
-            from benchmarks.services import DURABLE_MARIADB, DURABLE_POSTGRESQL
-            from tests.support.services.mariadb import own_mariadb
-            from tests.support.services.postgresql import own_postgresql
-
-            urls = [
-                stack.enter_context(own_postgresql(**DURABLE_POSTGRESQL)).url,
-                stack.enter_context(own_mariadb(*DURABLE_MARIADB)).url,
-            ]
+            urls = [url for name in ("PostgreSQL", "MariaDB") for url in of_the_tests()[name](stack)]
         for url in urls:
             for tasks in (1, 64):
                 each = contest(url, tasks)
                 runs = asyncio.run(runner.run(each, rounds, seconds))
                 report.runs(each.title, runs)
                 report.verdicts("P11", [goal(runs) for goal in each.goals])
-
-
-if __name__ == "__main__":
-    app()

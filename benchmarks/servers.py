@@ -1,8 +1,9 @@
-"""Real servers from the embedded wheel, each on a unix socket of its own."""
+"""Real servers: from the embedded wheel, each on a unix socket of its own; and those that the tests start."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import signal
 import sys
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +57,15 @@ def running(count: int) -> Iterator[list[Server]]:
             yield [Server(path, process) for path, process in zip(paths, processes, strict=True)]
         finally:
             valkey.stop(processes)
+
+
+def of_the_tests() -> Mapping[str, Callable[[contextlib.ExitStack], Sequence[str]]]:
+    """The servers of `services.py`, by name. Raises BadParameter where what the tests need is not installed."""
+    try:
+        services = importlib.import_module("benchmarks.services")
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(
+            f"servers of other stores need {error.name}: pip install -e '.[bench,test]', or name urls of your own"
+        ) from None
+    stores: Mapping[str, Callable[[contextlib.ExitStack], Sequence[str]]] = services.STORES
+    return stores

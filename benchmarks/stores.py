@@ -23,6 +23,7 @@ from asynclock import Redlock
 from asynclock.stores.urls import urls_of
 from benchmarks import report
 from benchmarks.bare_stores import RELAYS, TASKS, bare_of
+from benchmarks.servers import of_the_tests
 from benchmarks.waiting import TENURE, Failed, handed_over, seen_by
 
 if TYPE_CHECKING:
@@ -96,13 +97,12 @@ def chosen(stores: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
     found = {name: urls_of(urls) for name, _, urls in (each.partition("=") for each in stores) if urls}
     with contextlib.ExitStack() as stack:
         if len(found) < len(stores) or not stores:
-            from benchmarks.services import STORES  # its servers need what the tests need
-
-            for name in [each for each in stores if "=" not in each] or STORES:
-                if name not in STORES:
-                    raise typer.BadParameter(f"{name!r} is neither NAME=URL nor one of {', '.join(STORES)}")
+            known = of_the_tests()
+            for name in [each for each in stores if "=" not in each] or known:
+                if name not in known:
+                    raise typer.BadParameter(f"{name!r} is neither NAME=URL nor one of {', '.join(known)}")
                 try:
-                    found[name] = STORES[name](stack)
+                    found[name] = known[name](stack)
                 except BaseException as error:
                     if type(error).__name__ != "Skipped":  # pytest's, of a service that is not installed
                         raise

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,21 @@ from tests.support.services.postgresql import own_postgresql
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = ("pottery", "aioredlock", "uvloop")
+OF_THE_TESTS = ("pytest", "asyncpg", "asyncmy", "aiosqlite", "kazoo")
 
 
-def hidden(folder: Path) -> dict[str, str]:
+def hidden(folder: Path, modules: Sequence[str] = HIDDEN) -> dict[str, str]:
     """The environment of a program without those modules and without Node.js."""
-    folder.joinpath("sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({HIDDEN!r}))\n")
+    folder.joinpath("sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({modules!r}))\n")
     return {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": str(folder), "COLUMNS": "300"}
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, without: Sequence[str] = HIDDEN) -> subprocess.CompletedProcess[str]:
     """The benchmarks in that environment."""
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments, "--rounds", "1", "--seconds", "0.02"],
+        [sys.executable, "-m", "benchmarks", arguments[0], "--rounds", "1", "--seconds", "0.02", *arguments[1:]],
         cwd=ROOT,
-        env=os.environ | hidden(folder),
+        env=os.environ | hidden(folder, without),
         capture_output=True,
         text=True,
         timeout=170,
@@ -64,6 +65,22 @@ def test_a_side_that_is_not_installed_is_reported_and_the_others_run(tmp_path: P
     row = re.search(r" cycles/s, asynclock / gather over redis-py >= \d+ (.*?) (yes|NO|not judged) ", said)
     assert row is not None, said
     assert "ImportError" not in row[1]  # a side may fail on a busy machine: its rounds are very short
+
+
+@pytest.mark.timeout(180)
+def test_a_contest_needs_nothing_that_only_the_tests_need(tmp_path: Path) -> None:
+    """Where `.[bench]` is installed and `.[test]` is not, P10 runs: no other contest is shorter."""
+    ran = run(tmp_path, "P10", without=(*OF_THE_TESTS, "sqlalchemy"))
+    assert "import, asynclock / redis.asyncio" in ran.stdout, ran.stderr
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("command", [["stores", "Redis"], ["flood"], ["databases"]])
+def test_servers_that_only_the_tests_can_start_say_what_to_install(tmp_path: Path, command: list[str]) -> None:
+    """No traceback: the command and the way out."""
+    ran = run(tmp_path, *command, "--seconds", "1", without=OF_THE_TESTS)
+    assert ran.returncode == 2, ran.stderr
+    assert "need pytest: pip install -e '.[bench,test]', or name urls of your own" in ran.stderr
 
 
 @pytest.mark.timeout(180)
