@@ -1,8 +1,9 @@
 """`python -m benchmarks blocking`: one cycle of `asynclock.blocking` beside one of redis-py's sync Lock, in one thread
-and in turns, on one server."""
+and in turns of random order, on one server."""
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from statistics import quantiles
@@ -18,6 +19,9 @@ from benchmarks.servers import running
 
 CYCLES = 5
 """Of one turn. A turn is short, so that a busy moment of the machine falls on both sides."""
+
+PAUSE = 0.001
+"""Seconds before each turn, in which the loop thread of asynclock ends what it does for the turn before."""
 
 ROUNDS = 10
 """Of a run. Each compares its own cycles."""
@@ -46,7 +50,7 @@ def _measure(url: str, turns: int) -> None:
         sides = (client("benchmark:ours"), theirs.lock("benchmark:theirs", timeout=30))
         for side in sides:
             _turn(side, 20 * CYCLES, [])
-        rounds = [_round(sides, turns) for _ in range(ROUNDS)]
+        rounds = [one_round(sides, turns) for _ in range(ROUNDS)]
     theirs.close()
     verdicts = []
     for percent in (10, 50):
@@ -58,11 +62,12 @@ def _measure(url: str, turns: int) -> None:
     report.verdicts("asynclock.blocking / redis-py", verdicts)
 
 
-def _round(sides: tuple[object, ...], turns: int) -> list[list[float]]:
+def one_round(sides: tuple[object, ...], turns: int) -> list[list[float]]:
     """The seconds of each cycle, by side."""
     took: list[list[float]] = [[] for _ in sides]
     for _ in range(turns):
-        for side, times in zip(sides, took, strict=True):
+        for side, times in random.sample(list(zip(sides, took, strict=True)), len(sides)):
+            time.sleep(PAUSE)
             _turn(side, CYCLES, times)
     return took
 

@@ -14,17 +14,19 @@ import time
 from array import array
 from dataclasses import dataclass, field
 from statistics import median, quantiles
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks.servers import running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from benchmarks.goals import Goal
     from benchmarks.servers import Server
     from benchmarks.sides import Cycle, Side
+
+T = TypeVar("T")
 
 HANG = 30.0
 """A slice that takes this many seconds more than planned has hung."""
@@ -90,6 +92,13 @@ class Runs:
         return median(map(measure, self.slices))
 
 
+def in_turn(sides: Collection[T], rounds: int) -> Iterator[tuple[T, bool]]:
+    """Each of them in each round, in random order, and whether the turn is recorded: the first round warms up."""
+    for number in range(rounds + 1):
+        for side in random.sample(list(sides), len(sides)):
+            yield side, number > 0
+
+
 async def run(contest: Contest, rounds: int, seconds: float) -> dict[str, Runs]:
     """Give each side a turn in each round, in random order. The first round warms up and is not recorded."""
     runs = {name: Runs() for name in contest.sides}
@@ -97,16 +106,16 @@ async def run(contest: Contest, rounds: int, seconds: float) -> dict[str, Runs]:
     with running(count) as servers:
         async with contextlib.AsyncExitStack() as stack:
             cycles = await _enter(contest, servers, stack, runs)
-            for number in range(rounds + 1):
-                for name in random.sample(list(cycles), len(cycles)):
-                    try:
-                        turn = await _slice(cycles[name], servers, contest.tasks, seconds)
-                    except Exception as error:  # a side may fail in any way: report it, and go on with the others
-                        runs[name].error = _told(error)
-                        del cycles[name]
-                        continue
-                    if number:
-                        runs[name].slices.append(turn)
+            for name, recorded in in_turn(cycles, rounds):
+                if runs[name].error:
+                    continue
+                try:
+                    turn = await _slice(cycles[name], servers, contest.tasks, seconds)
+                except Exception as error:  # a side may fail in any way: report it, and go on with the others
+                    runs[name].error = _told(error)
+                    continue
+                if recorded:
+                    runs[name].slices.append(turn)
     return runs
 
 

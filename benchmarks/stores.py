@@ -113,9 +113,7 @@ def chosen(stores: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
 def _turn(store: Store, seconds: float) -> None:
     try:
         _free(store, seconds)
-        store.hand_over.append(_hand_over(["ours", "ours"], store, seconds))
-        if store.bare_alone and (relay := RELAYS.get(store.urls[0].partition(":")[0])):
-            store.bare_hand_over.append(_hand_over(relay, store, seconds))
+        hand_overs(store, seconds)
         seen = _contest(["ours"] * PROCESSES, EACH, store.urls, seconds)
         waits = [wait for each in seen for wait in each["waits"]]
         store.hot.append(len(waits) / seconds)
@@ -126,8 +124,14 @@ def _turn(store: Store, seconds: float) -> None:
             store.error = str(error)
 
 
-def _hand_over(sides: Sequence[str], store: Store, seconds: float) -> float:
-    return handed_over(_contest([f"{side}@{TENURE}" for side in sides], 1, store.urls, seconds))
+def hand_overs(store: Store, seconds: float) -> None:
+    """Hand-overs by the store and by the push of its bare driver, in random order."""
+    sides: list[tuple[Sequence[str], list[float]]] = [(("ours", "ours"), store.hand_over)]
+    if store.bare_alone and (relay := RELAYS.get(store.urls[0].partition(":")[0])):
+        sides.append((relay, store.bare_hand_over))
+    for names, took in random.sample(sides, len(sides)):
+        commands = [f"{name}@{TENURE}" for name in names]
+        took.append(handed_over(_contest(commands, 1, store.urls, seconds)))
 
 
 def _free(store: Store, seconds: float) -> None:

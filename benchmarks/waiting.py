@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from redis import Redis
 
 from benchmarks.goals import Verdict, judge_ratio
+from benchmarks.runner import in_turn
 from benchmarks.servers import running
 
 if TYPE_CHECKING:
@@ -205,11 +206,16 @@ def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[Verdic
     bare, one, five, rtt = "bare, 1 node", "asynclock, 1 node", "asynclock, 5 nodes", "one round trip, 5 nodes"
     found: dict[str, list[float]] = {bare: [], one: [], five: [], rtt: []}
     with running(5) as servers:
-        for _ in range(rounds):
-            found[bare].append(hand_over(("relay-a", "relay-b"), servers[:1], seconds))
-            found[one].append(hand_over((OURS, OURS), servers[:1], seconds))
-            found[five].append(hand_over((OURS, OURS), servers, seconds))
-            found[rtt].append(round_trip(servers))
+        measures: dict[str, Callable[[], float]] = {
+            bare: lambda: hand_over(("relay-a", "relay-b"), servers[:1], seconds),
+            one: lambda: hand_over((OURS, OURS), servers[:1], seconds),
+            five: lambda: hand_over((OURS, OURS), servers, seconds),
+            rtt: lambda: round_trip(servers),
+        }
+        for side, recorded in in_turn(measures, rounds):
+            took = measures[side]()
+            if recorded:
+                found[side].append(took)
     return found, [
         judge_ratio("hand-over, 1 node: p50, asynclock / bare", _ratios(found[one], found[bare]), 2, more=False),
         judge_ratio("hand-over, 5 nodes: p50, in round trips", _ratios(found[five], found[rtt]), 3, more=False),
@@ -238,13 +244,16 @@ def p6(nodes: int, rounds: int, seconds: float) -> tuple[dict[str, list[Hot]], d
     turns: dict[str, list[Hot]] = {side: [] for side in HOT[nodes]}
     failed: dict[str, str] = {}
     with running(nodes) as servers:
-        for _ in range(rounds):
-            for side in [side for side in HOT[nodes] if side not in failed]:
-                try:
-                    turns[side].append(hot(side, servers, seconds))
-                except Failed as error:  # go on with the others
-                    failed[side] = str(error)
-                    del turns[side]
+        for side, recorded in in_turn(HOT[nodes], rounds):
+            if side in failed:
+                continue
+            try:
+                turn = hot(side, servers, seconds)
+            except Failed as error:  # go on with the others
+                failed[side] = str(error)
+                del turns[side]
+            else:
+                turns[side] += [turn] * recorded
     return turns, failed, _judge_hot(nodes, turns, failed)
 
 

@@ -20,7 +20,7 @@ from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
 
 from asynclock import Redlock
-from benchmarks import compare, databases, flood, holding, sides, waiting
+from benchmarks import blocking, compare, databases, flood, holding, sides, stores, waiting
 from benchmarks.__main__ import app
 from benchmarks.bare import bare
 from benchmarks.bare_stores import bare_postgresql
@@ -300,3 +300,65 @@ def test_a_task_of_a_flood_that_ends_by_another_error_fails_its_store(monkeypatc
     monkeypatch.setattr(flood, "Redlock", Broken)
     with running(1) as servers:
         assert " mine failed: ZeroDivisionError: broken " in flooded(monkeypatch, servers[0])
+
+
+def by_round(turns: Sequence[str], sides: int) -> set[tuple[str, ...]]:
+    """The orders of the sides in the rounds."""
+    return {tuple(turns[first : first + sides]) for first in range(0, len(turns), sides)}
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sides that had a turn, in order. Nothing is measured: only the order counts."""
+    seen: list[str] = []
+
+    def hot(side: str, *_: object) -> waiting.Hot:
+        seen.append(side)
+        return waiting.Hot(1.0, [1.0], 1.0)
+
+    def hand_over(names: Sequence[str], servers: Sequence[Server], *_: object) -> float:
+        seen.append(f"{names} {len(servers)}")
+        return 1.0
+
+    def contest(names: Sequence[str], *_: object) -> list[dict[str, list[float]]]:
+        seen.append(f"{names}")
+        return [{"took": [0.0], "gave": [2.0], "waits": [0.0]}, {"took": [3.0], "gave": [4.0], "waits": [2.0]}]
+
+    def trip(_: Sequence[Server]) -> float:
+        seen.append("trip")
+        return 1.0
+
+    monkeypatch.setattr(waiting, "hot", hot)
+    monkeypatch.setattr(waiting, "hand_over", hand_over)
+    monkeypatch.setattr(waiting, "round_trip", trip)
+    monkeypatch.setattr(stores, "_contest", contest)
+    monkeypatch.setattr(blocking, "_turn", lambda side, *_: seen.append(side))
+    return seen
+
+
+def test_the_sides_of_p5_have_turns_in_random_order_after_a_warm_up(turns: list[str]) -> None:
+    """In forty rounds not all orders are the same, and one round more than the recorded ones was run."""
+    found, _ = waiting.p5(40, 0.1)
+    assert len(by_round(turns, 4)) > 1
+    assert {len(turns) // 4} == {len(each) + 1 for each in found.values()}
+
+
+def test_the_sides_of_p6_have_turns_in_random_order_after_a_warm_up(turns: list[str]) -> None:
+    """The same."""
+    found, _, _ = waiting.p6(1, 40, 0.1)
+    assert len(by_round(turns, 5)) > 1
+    assert {len(turns) // 5} == {len(each) + 1 for each in found.values()}
+
+
+def test_a_store_and_its_bare_driver_hand_over_in_random_order(turns: list[str]) -> None:
+    """In forty rounds each of the two orders comes."""
+    store = stores.Store("PostgreSQL", ["postgresql://host"], bare_alone=[1.0])
+    for _ in range(40):
+        stores.hand_overs(store, 0.1)
+    assert len(by_round(turns, 2)) == 2
+
+
+def test_blocking_and_redis_py_have_turns_in_random_order(turns: list[str]) -> None:
+    """The same."""
+    blocking.one_round(("ours", "theirs"), 40)
+    assert len(by_round(turns, 2)) == 2
