@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 
 import hiredis
@@ -55,9 +56,11 @@ async def pottery(urls: Sequence[str]) -> AsyncIterator[Take]:
 
 
 class Relay(asyncio.Protocol):
-    """The bare hand-over: the release script sets the next holder and publishes. There is nothing around it."""
+    """The bare hand-over: the release script sets the next holder and publishes. There is nothing around it. The server
+    has the script, as that of asynclock."""
 
     RELEASE = "redis.call('SET', KEYS[1], ARGV[1], 'PX', 30000) return redis.call('PUBLISH', ARGV[1], '')"
+    SHA = sha1(RELEASE.encode()).hexdigest()
 
     def __init__(self, me: str, other: str) -> None:
         self.me, self.other = me, other
@@ -68,6 +71,7 @@ class Relay(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self.say("HELLO", "3")
+        self.say("SCRIPT", "LOAD", self.RELEASE)
         self.say("SUBSCRIBE", self.me)
 
     def say(self, *words: str) -> None:
@@ -75,7 +79,7 @@ class Relay(asyncio.Protocol):
 
     def give(self) -> None:
         self.mine.clear()
-        self.say("EVAL", self.RELEASE, "1", NAME, self.other)
+        self.say("EVALSHA", self.SHA, "1", NAME, self.other)
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
