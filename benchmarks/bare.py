@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from asynclock.rules.model import ALONE, QUIET, Op, Queueing, Serve, Verb
+from asynclock.rules.model import ALONE, PEEK_ID, QUIET, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.encoding import encode, encode_native
 from asynclock.stores.redis.scripts import SCRIPTS
@@ -97,15 +97,40 @@ class Vote:
 @contextlib.asynccontextmanager
 async def bare(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
     """Cycles of the bare protocol over one node or several."""
+    async with _connected([str(server.path) for server in servers]) as wires:
+        yield _one(wires[0]) if len(wires) == 1 else _many(wires)
+
+
+@contextlib.asynccontextmanager
+async def questions(paths: Sequence[str]) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """One round trip: the question of `locked()` to all nodes, whether a free name is held."""
+    op = Op(Verb.PEEK, MUTEX, "free", PEEK_ID, 0.0)
+    async with _connected(paths) as wires:
+        new_future = asyncio.get_running_loop().create_future
+
+        async def ask() -> None:
+            replies, command = [new_future() for _ in wires], encode(op, PREFIX)
+            for wire, reply in zip(wires, replies, strict=True):
+                wire.send(command, reply.set_result)
+            for reply in replies:
+                if type(await reply) is not list:
+                    raise RuntimeError(f"the bare protocol got the reply {reply.result()!r}")
+
+        yield ask
+
+
+@contextlib.asynccontextmanager
+async def _connected(paths: Sequence[str]) -> AsyncIterator[list[Wire]]:
+    """A connection to each server, which has the script."""
     loop = asyncio.get_running_loop()
-    wires = [(await loop.create_unix_connection(Wire, str(server.path)))[1] for server in servers]
+    wires = [(await loop.create_unix_connection(Wire, path))[1] for path in paths]
     load: tuple[Any, ...] = ("SCRIPT", "LOAD", SCRIPTS[""])
     for wire in wires:
         loaded: asyncio.Future[Any] = loop.create_future()
         wire.send(hiredis.pack_command(load), loaded.set_result)
         await loaded
     try:
-        yield _one(wires[0]) if len(wires) == 1 else _many(wires)
+        yield wires
     finally:
         for wire in wires:
             wire.transport.close()

@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 
 from asynclock import Redlock
 from asynclock.stores.redis.encoding import pack
+from benchmarks.bare import questions
 from benchmarks.sides import rival
 
 if TYPE_CHECKING:
@@ -204,13 +205,13 @@ async def hold(urls: Sequence[str]) -> dict[str, Any]:
 
 
 async def trip(urls: Sequence[str], pause: float) -> dict[str, Any]:
-    """The median time of one question to all nodes, alone, with pauses between the questions."""
+    """The median time of one question of the bare protocol to all nodes, alone, with pauses between the questions."""
     times = []
-    async with Redlock(*urls) as client:
+    async with questions([url.removeprefix("unix://") for url in urls]) as ask:
         await told("ready")
         for _ in range(600):
             began = time.monotonic()
-            await client("free").locked()
+            await ask()
             times.append(time.monotonic() - began)
             await asyncio.sleep(pause)
     return {"rtt": sorted(times)[len(times) // 2]}

@@ -195,7 +195,7 @@ def handed_over(seen: Sequence[Mapping[str, Sequence[float]]]) -> float:
 
 
 def round_trip(servers: Sequence[Server]) -> float:
-    """Median seconds of one question to all nodes, without other clients."""
+    """Median seconds of one question of the bare protocol to all nodes, without other clients."""
     with contenders([f"trip@{TENURE}"], 1, servers) as (process,):
         process.go()
         return float(json.loads(process.hear())["rtt"])
@@ -203,7 +203,7 @@ def round_trip(servers: Sequence[Server]) -> float:
 
 def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[Verdict]]:
     """Median hand-overs of each round, and the verdicts."""
-    bare, one, five, rtt = "bare, 1 node", "asynclock, 1 node", "asynclock, 5 nodes", "one round trip, 5 nodes"
+    bare, one, five, rtt = "bare, 1 node", "asynclock, 1 node", "asynclock, 5 nodes", "bare round trip, 5 nodes"
     found: dict[str, list[float]] = {bare: [], one: [], five: [], rtt: []}
     with running(5) as servers:
         measures: dict[str, Callable[[], float]] = {
@@ -218,7 +218,7 @@ def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[Verdic
                 found[side].append(took)
     return found, [
         judge_ratio("hand-over, 1 node: p50, asynclock / bare", _ratios(found[one], found[bare]), 2, more=False),
-        judge_ratio("hand-over, 5 nodes: p50, in round trips", _ratios(found[five], found[rtt]), 3, more=False),
+        judge_ratio("hand-over, 5 nodes: p50, in bare round trips", _ratios(found[five], found[rtt]), 3, more=False),
     ]
 
 

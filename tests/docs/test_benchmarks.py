@@ -167,6 +167,15 @@ async def test_the_bare_protocol_sends_what_asynclock_sends(nodes: int) -> None:
         assert await commands_of(bare, servers) == await commands_of(sides.asynclock, servers)
 
 
+def test_the_round_trip_of_p5_is_that_of_the_bare_protocol() -> None:
+    """A client around the command would make the hand-over look shorter, in round trips."""
+    with running(1) as servers, Redis(unix_socket_path=str(servers[0].path)) as cli, cli.monitor() as monitor:
+        assert 0 < waiting.round_trip(servers) < 60
+        cli.echo("end")
+        sent = [command.split()[0] for command in commands_until(monitor, "ECHO end")]
+    assert set(sent) - {"HELLO", "CLIENT"} == {"SCRIPT", "EVALSHA"}  # HELLO and CLIENT are those of `cli`
+
+
 async def test_the_bare_relay_sends_the_sha_of_its_script() -> None:
     """As asynclock does: the server need not read the script again at each hand-over."""
     with running(1) as servers, Redis(unix_socket_path=str(servers[0].path)) as cli, cli.monitor() as monitor:
