@@ -76,6 +76,7 @@ def hot(title: str, each: Mapping[str, Sequence[Hot]], failed: Mapping[str, str]
 
 
 def costs(title: str, each: Mapping[int, Mapping[str, float]]) -> None:
+    """A line for each number of waiters. The last column is that of shorter tickets than the others, in all lines."""
     rows = [
         (f"{count:,}", f"{its['commands']:.2f}", f"{its['messages']:.2f}", _time(its["us"] / 1e6), f"{its['idle']:.3f}")
         for count, its in each.items()

@@ -392,3 +392,14 @@ def test_blocking_and_redis_py_have_turns_in_random_order(turns: list[str]) -> N
     """The same."""
     blocking.one_round(("ours", "theirs"), 40)
     assert len(by_round(turns, 2)) == 2
+
+
+def test_idle_waiters_are_compared_with_tickets_of_the_same_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter ticket is renewed more often."""
+
+    def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
+        return {"commands": 1.0, "messages": 1.0, "us": 1.0, "idle": lease}
+
+    monkeypatch.setattr(waiting, "lined_up", lined_up)
+    costs, _ = waiting.p7()
+    assert {its["idle"] for its in costs.values()} == {waiting.SHORT}
