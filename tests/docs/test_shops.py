@@ -199,7 +199,8 @@ async def test_what_the_provider_refuses(
     app = start(shared_urls[:1], example, "--port", str(port := free_port()), PROVIDER_URL=provider.url)
     app.port = port
     app.serves()
-    async with aiohttp.ClientSession() as http:
+    each_its_own = aiohttp.TCPConnector(force_close=True)  # a server closes a connection after some errors
+    async with aiohttp.ClientSession(connector=each_its_own) as http:
         for provider.answer, status in ((402, 402), (401, 500), (422, 500), (409, 503), (429, 503), (500, 503)):
             before = app.said.count("the reason of the provider")
             async with http.post(f"http://127.0.0.1:{port}/orders/1/pay") as answer:

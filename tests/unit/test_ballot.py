@@ -201,6 +201,41 @@ def test_a_ballot_of_everyone_waits_for_the_last() -> None:
     assert made.outcome is Outcome.WON
 
 
+def test_a_ballot_of_everyone_waits_for_the_last_behind_failures() -> None:
+    """No majority can answer any more, and the last one may have something to tell."""
+    made = ballot(everyone=True)
+    made.fail(0, BROKEN, maybe=False)
+    made.fail(1, BROKEN, maybe=False)
+    assert made.outcome is None
+    made.answer(2, YES)
+    assert made.outcome is Outcome.UNREACHABLE
+
+
+def test_two_of_five_are_no_majority() -> None:
+    """Neither of answers, nor of refusals; three are both."""
+    made = ballot(5)
+    for index, (answered, denied) in enumerate([(False, False), (False, False), (True, True)]):
+        made.answer(index, NO)
+        assert (made.answered, made.denied) == (answered, denied)
+
+
+def test_a_release_is_carried_out_where_there_was_nothing() -> None:
+    """A node that answers no is without the id, as one that has deleted it."""
+    made = ballot()
+    made.answer(0, YES)
+    assert not made.carried_out
+    made.answer(1, NO)
+    assert made.carried_out
+
+
+def test_nothing_is_kept_for_late_votes_if_none_can_come() -> None:
+    """A callback would keep its owner alive."""
+    made = ballot(1)
+    made.answer(0, YES)
+    made.on_late_vote(lambda ballot, index: None)
+    assert made.late == ()
+
+
 @pytest.mark.parametrize(("third", "outcome"), [(NO, Outcome.REFUSED), (Refused(1.5, "a third"), None)])
 def test_a_ballot_that_has_to_be_certain(third: Refused, outcome: Outcome | None) -> None:
     """A majority refuses. One holder on a majority is certain; else the last nodes may say who it is."""
