@@ -80,8 +80,8 @@ def _waiting(name: str, rounds: int, seconds: float, plot: Path | None) -> list[
         return judged
     rounds, seconds = max(1, rounds // 3), 5 * seconds
     if name == "P5":
-        times, judged = waiting.p5(rounds, seconds)
-        report.imports("P5  from the release in one process to the hold in another", times)
+        times, failed, judged = waiting.p5(rounds, seconds)
+        report.imports("P5  from the release in one process to the hold in another", times, failed)
         return judged
     judged = []
     for nodes in waiting.HOT:

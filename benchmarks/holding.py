@@ -37,6 +37,9 @@ LEASE = 30.0
 LEASES = 3
 """They are held for so many times the lease."""
 
+HANG = 600.0
+"""A process that takes this many seconds more than planned has hung."""
+
 LONGEST = 0.005
 """Seconds of CPU that a turn of the loop may take."""
 MOST_BYTES, MOST_CPU = 2048, 0.25
@@ -245,13 +248,12 @@ def run(nodes: int, leases: int, lease: float = LEASE, seconds: float = LEASE * 
     """One such process, on fresh servers. Raises Failed."""
     with running(nodes) as servers:
         urls = [server.url for server in servers]
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.holding", str(leases), str(lease), str(seconds), *urls],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds + 600,
-        )
+        command = [sys.executable, "-m", "benchmarks.holding", str(leases), str(lease), str(seconds), *urls]
+        limit = seconds + HANG
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"the process did not end within {limit:g} s") from None
     if done.returncode:
         raise Failed((done.stderr.strip() or "the process died").splitlines()[-1])
     told: dict[str, Any] = json.loads(done.stdout)

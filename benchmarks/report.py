@@ -59,8 +59,11 @@ def crowds(title: str, each: Iterable[Crowd]) -> None:
     _print(title, heads, rows)
 
 
-def imports(title: str, seconds: Mapping[str, Sequence[float]]) -> None:
-    _print(title, ("what", "median"), [(name, _time(median(took))) for name, took in seconds.items()])
+def imports(title: str, seconds: Mapping[str, Sequence[float]], failed: Mapping[str, str] | None = None) -> None:
+    """A line for each; for a side that failed, its error."""
+    rows = [(name, _time(median(took))) for name, took in seconds.items()]
+    rows += [(name, f"failed: {why}") for name, why in (failed or {}).items()]
+    _print(title, ("what", "median"), rows)
 
 
 def hot(title: str, each: Mapping[str, Sequence[Hot]], failed: Mapping[str, str]) -> None:

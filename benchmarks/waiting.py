@@ -201,10 +201,11 @@ def round_trip(servers: Sequence[Server]) -> float:
         return float(json.loads(process.hear())["rtt"])
 
 
-def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[Verdict]]:
-    """Median hand-overs of each round, and the verdicts."""
+def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], dict[str, str], list[Verdict]]:
+    """Median hand-overs of each round, why sides failed, and the verdicts."""
     bare, one, five, rtt = "bare, 1 node", "asynclock, 1 node", "asynclock, 5 nodes", "bare round trip, 5 nodes"
     found: dict[str, list[float]] = {bare: [], one: [], five: [], rtt: []}
+    failed: dict[str, str] = {}
     with running(5) as servers:
         measures: dict[str, Callable[[], float]] = {
             bare: lambda: hand_over(("relay-a", "relay-b"), servers[:1], seconds),
@@ -213,13 +214,35 @@ def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[Verdic
             rtt: lambda: round_trip(servers),
         }
         for side, recorded in in_turn(measures, rounds):
-            took = measures[side]()
-            if recorded:
-                found[side].append(took)
-    return found, [
-        judge_ratio("hand-over, 1 node: p50, asynclock / bare", _ratios(found[one], found[bare]), 2, more=False),
-        judge_ratio("hand-over, 5 nodes: p50, in bare round trips", _ratios(found[five], found[rtt]), 3, more=False),
-    ]
+            if side in failed:
+                continue
+            try:
+                took = measures[side]()
+            except Failed as error:  # go on with the others
+                failed[side] = str(error)
+                del found[side]
+            else:
+                found[side] += [took] * recorded
+
+    def judge(what: str, bound: float, ours: str, theirs: str) -> Verdict:
+        why = failed.get(ours) or failed.get(theirs) or ""
+        return _judge(what, bound, False, lambda: _ratios(found[ours], found[theirs]), why)
+
+    return (
+        found,
+        failed,
+        [
+            judge("hand-over, 1 node: p50, asynclock / bare", 2, one, bare),
+            judge("hand-over, 5 nodes: p50, in bare round trips", 3, five, rtt),
+        ],
+    )
+
+
+def _judge(what: str, bound: float, more: bool, ratios: Callable[[], list[float]], why: str) -> Verdict:
+    """The verdict; not judged, with the reason, if there is one."""
+    if why:
+        return Verdict(what, f"{'>=' if more else '<='} {bound:g}", why, None)
+    return judge_ratio(what, ratios(), bound, more=more)
 
 
 def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -264,9 +287,7 @@ def _judge_hot(nodes: int, turns: Mapping[str, Sequence[Hot]], failed: Mapping[s
 
     def judge(what: str, bound: float, more: bool, ratios: Callable[[], list[float]], *sides: str) -> Verdict:
         why = next((failed[side] for side in (OURS, *sides) if side in failed), "")
-        if why:
-            return Verdict(f"{where} {what}", f"{'>=' if more else '<='} {bound:g}", why, None)
-        return judge_ratio(f"{where} {what}", ratios(), bound, more=more)
+        return _judge(f"{where} {what}", bound, more, ratios, why)
 
     def rates(side: str) -> list[float]:
         return [turn.rate for turn in turns[side]]
@@ -283,7 +304,7 @@ def _judge_hot(nodes: int, turns: Mapping[str, Sequence[Hot]], failed: Mapping[s
 
 def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
     """`waiters` clients in 4 processes wait. Returns the cost per release until the last was served, and the commands
-    that a waiter sends while it waits."""
+    that a waiter sends while it waits. Raises Failed."""
     each = round(waiters / PROCESSES)
     with contextlib.ExitStack() as stack:
         cli = stack.enter_context(Redis(unix_socket_path=str(server.path)))
@@ -294,7 +315,10 @@ def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
             process.go()
         for process in processes:
             process.hear()
+        until = time.monotonic() + HANG
         while cli.zcard("lock:asynclock~{lock:hot}queue") != each * PROCESSES:
+            if time.monotonic() > until:
+                raise Failed(f"not all {waiters:,} waiters stood in the queue after {HANG:g} s")
             time.sleep(0.01)
         cli.config_resetstat()
         time.sleep(IDLE)
@@ -313,19 +337,29 @@ def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
 
 
 def p7() -> tuple[dict[int, dict[str, float]], list[Verdict]]:
-    """The cost of a release with 12 and with 1,000 waiters, and the verdicts."""
+    """The cost of a release with 12 and with 1,000 waiters, and the verdicts: not judged, if a process failed."""
+    found: dict[int, dict[str, float]] = {}
+    why = ""
     with running(1) as servers:
-        found = {waiters: lined_up(waiters, servers[0], 60.0) for waiters in WAITERS}
-        for waiters, its in found.items():
-            its["idle"] = lined_up(waiters, servers[0], SHORT)["idle"]
-    few, many = (found[waiters] for waiters in WAITERS)
+        try:
+            found = {waiters: lined_up(waiters, servers[0], 60.0) for waiters in WAITERS}
+            for waiters, its in found.items():
+                its["idle"] = lined_up(waiters, servers[0], SHORT)["idle"]
+        except Failed as error:
+            found, why = {}, str(error)
+    few, many = WAITERS
+
+    def per_release(what: str) -> list[float]:
+        return [found[many][what] / found[few][what]]
+
     return found, [
-        judge_ratio("1,000 waiters / 12: commands per release", [many["commands"] / few["commands"]], 1.1, more=False),
-        judge_ratio("1,000 waiters / 12: messages per release", [many["messages"] / few["messages"]], 1.1, more=False),
-        judge_ratio(
+        _judge("1,000 waiters / 12: commands per release", 1.1, False, lambda: per_release("commands"), why),
+        _judge("1,000 waiters / 12: messages per release", 1.1, False, lambda: per_release("messages"), why),
+        _judge(
             f"1,000 waiters with tickets of {SHORT:g} s: commands per idle waiter, in renewals due",
-            [many["idle"] * SHORT / 3],
             1.25,  # a renewal is due after a third of its life, jittered down to four fifths of that
-            more=False,
+            False,
+            lambda: [found[many]["idle"] * SHORT / 3],
+            why,
         ),
     ]

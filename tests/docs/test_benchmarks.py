@@ -368,7 +368,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_sides_of_p5_have_turns_in_random_order_after_a_warm_up(turns: list[str]) -> None:
     """In forty rounds not all orders are the same, and one round more than the recorded ones was run."""
-    found, _ = waiting.p5(40, 0.1)
+    found, _, _ = waiting.p5(40, 0.1)
     assert len(by_round(turns, 4)) > 1
     assert {len(turns) // 4} == {len(each) + 1 for each in found.values()}
 
@@ -403,3 +403,34 @@ def test_idle_waiters_are_compared_with_tickets_of_the_same_life(monkeypatch: py
     monkeypatch.setattr(waiting, "lined_up", lined_up)
     costs, _ = waiting.p7()
     assert {its["idle"] for its in costs.values()} == {waiting.SHORT}
+
+
+def test_a_side_of_p5_that_fails_is_not_judged(turns: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are: a contender that hangs ends no run."""
+
+    def trip(_: object) -> float:
+        raise waiting.Failed("it hangs")
+
+    monkeypatch.setattr(waiting, "round_trip", trip)
+    found, failed, (one, five) = waiting.p5(2, 0.1)
+    assert failed == {"bare round trip, 5 nodes": "it hangs"}
+    assert (len(found), one.reached, five.measured, five.reached) == (3, True, "it hangs", None)
+
+
+def test_p7_that_fails_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its targets say why."""
+
+    def lined_up(*_: object) -> dict[str, float]:
+        raise waiting.Failed("it hangs")
+
+    monkeypatch.setattr(waiting, "lined_up", lined_up)
+    costs, judged = waiting.p7()
+    assert (costs, {(each.measured, each.reached) for each in judged}) == ({}, {("it hangs", None)})
+
+
+@pytest.mark.timeout(180)
+def test_a_process_of_p8_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its targets are not judged, and the run goes on."""
+    monkeypatch.setattr(holding, "HANG", -59.5)
+    with pytest.raises(waiting.Failed, match=r"the process did not end within 0\.5 s"):
+        holding.run(1, 5, lease=10.0, seconds=60.0)
