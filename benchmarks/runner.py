@@ -54,7 +54,7 @@ class Slice:
 
     wall: float
     cpu: float  # of this process
-    server_cpu: float  # of all servers together
+    server_cpu: float  # of all its servers together
     times: array[float]  # of each cycle, in seconds
 
     @property
@@ -105,12 +105,13 @@ async def run(contest: Contest, rounds: int, seconds: float) -> dict[str, Runs]:
     count = contest.servers * (len(contest.sides) if contest.apart else 1)
     with running(count) as servers:
         async with contextlib.AsyncExitStack() as stack:
-            cycles = await _enter(contest, servers, stack, runs)
+            shares = {name: contest.share(servers, index) for index, name in enumerate(contest.sides)}
+            cycles = await _enter(contest, shares, stack, runs)
             for name, recorded in in_turn(cycles, rounds):
                 if runs[name].error:
                     continue
                 try:
-                    turn = await _slice(cycles[name], servers, contest.tasks, seconds)
+                    turn = await _slice(cycles[name], shares[name], contest.tasks, seconds)
                 except Exception as error:  # a side may fail in any way: report it, and go on with the others
                     runs[name].error = _told(error)
                     continue
@@ -120,11 +121,11 @@ async def run(contest: Contest, rounds: int, seconds: float) -> dict[str, Runs]:
 
 
 async def _enter(
-    contest: Contest, servers: Sequence[Server], stack: contextlib.AsyncExitStack, runs: Mapping[str, Runs]
+    contest: Contest, shares: Mapping[str, Sequence[Server]], stack: contextlib.AsyncExitStack, runs: Mapping[str, Runs]
 ) -> dict[str, Cycle]:
     cycles = {}
-    for index, (name, side) in enumerate(contest.sides.items()):
-        entered = side(contest.share(servers, index))
+    for name, side in contest.sides.items():
+        entered = side(shares[name])
         try:
             cycles[name] = await entered.__aenter__()
         except Exception as error:  # the side is not installed, or does not work on this Python

@@ -21,7 +21,7 @@ from sqlalchemy.engine import make_url
 from typer.testing import CliRunner
 
 from asynclock import Redlock
-from benchmarks import blocking, compare, contender, databases, flood, holding, sides, stores, waiting
+from benchmarks import blocking, compare, contender, databases, flood, holding, runner, sides, stores, waiting
 from benchmarks.__main__ import app
 from benchmarks.bare import bare
 from benchmarks.bare_stores import bare_postgresql
@@ -434,3 +434,28 @@ def test_a_process_of_p8_that_hangs_is_a_failure(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(holding, "HANG", -59.5)
     with pytest.raises(waiting.Failed, match=r"the process did not end within 0\.5 s"):
         holding.run(1, 5, lease=10.0, seconds=60.0)
+
+
+@contextlib.asynccontextmanager
+async def idle(_: Sequence[Server]) -> AsyncIterator[sides.Cycle]:
+    """A side whose cycles do nothing."""
+
+    async def cycle(_: int) -> None:
+        await asyncio.sleep(0)
+
+    yield cycle
+
+
+async def test_a_side_with_servers_of_its_own_pays_for_these_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In P4 the CPU of the servers is that of five, not of ten."""
+    read: list[tuple[Server, ...]] = []
+
+    def cpu_of(servers: Sequence[Server]) -> float:
+        read.append(tuple(servers))
+        return 0.0
+
+    monkeypatch.setattr(runner, "_cpu_of", cpu_of)
+    contest = runner.Contest("", servers=1, tasks=1, sides={"one": idle, "other": idle}, goals=(), apart=True)
+    await runner.run(contest, 1, 0.01)
+    assert {len(each) for each in read} == {1}
+    assert len({each[0].path for each in read}) == 2
