@@ -52,11 +52,11 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
-    def send(self, wire: bytes, hear: Callable[[Any], object]) -> None:
+    def send(self, wire: bytes, on_reply: Callable[[Any], object]) -> None:
         if not self._out:
             self._call_soon(self._flush)
         self._out.append(wire)
-        self._waiting.append(hear)
+        self._waiting.append(on_reply)
 
     def _flush(self) -> None:
         self.transport.write(b"".join(self._out))

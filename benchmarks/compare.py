@@ -67,7 +67,7 @@ def cycles(nodes: int, tasks: int) -> Measure:
                 for process, total in reversed(order) if turned ^ bool(turn % 2) else order:
                     before = sum(server.cpu() for server in servers)
                     process.go(str(seconds))
-                    took = json.loads(process.hear())
+                    took = json.loads(process.read_line())
                     for what, value in {**took, "servers": sum(server.cpu() for server in servers) - before}.items():
                         total[what] += value
         return tuple(
@@ -125,7 +125,7 @@ class Row:
     figure: str
     pairs: list[tuple[float, float]] = field(default_factory=list)
 
-    def told(self) -> str:
+    def line(self) -> str:
         """A line of the table."""
         ratios = [new / old for old, new in self.pairs]
         bound, ratio = BOUNDS.get(self.figure, WALL), median(ratios)
@@ -149,13 +149,13 @@ def measured(versions: Sequence[Version], cases: Sequence[str], pairs: int, seco
     return [row for figures in rows.values() for row in figures.values()]
 
 
-def told(versions: Sequence[Version], rows: Sequence[Row], pairs: int) -> str:
+def table_of(versions: Sequence[Version], rows: Sequence[Row], pairs: int) -> str:
     """The table, as Markdown."""
     old, new = (version.name for version in versions)
     heads = ("case", "figure", old, new, "ratio", "least to greatest", "wanted", "reached")
     title = f"{new} beside {old}: median of the ratios of {pairs} pair{'s' * (pairs > 1)}, below 1 is faster"
-    table = (f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *(row.told() for row in rows))
-    return "\n".join((f"{title}; Python {sys.version.split()[0]}, asyncio.", "", *table))
+    lines = (f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *(row.line() for row in rows))
+    return "\n".join((f"{title}; Python {sys.version.split()[0]}, asyncio.", "", *lines))
 
 
 @contextlib.contextmanager
@@ -206,4 +206,4 @@ def main(
     chosen = [case for case in CASES if not cases or case[:2] in map(str.upper, cases)]
     with installed([revision, head]) as versions:
         rows = measured(versions, chosen, pairs, seconds)
-        print(told(versions, rows, pairs))
+        print(table_of(versions, rows, pairs))

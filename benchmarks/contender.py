@@ -147,7 +147,7 @@ SIDES: dict[str, Callable[[Sequence[str]], AbstractAsyncContextManager[Take]]] =
 
 
 async def contend(side: str, tasks: int, urls: Sequence[str], tenure: float) -> dict[str, Any]:
-    """Acquire and release again and again until told to stop. Returns each wait, the times of grant and release, and
+    """Acquire and release again and again until the next line. Returns each wait, the times of grant and release, and
     how many tasks still waited `LATE` seconds after the end: their waits are not among the others."""
     stop, now = asyncio.Event(), time.monotonic
     waits: list[float] = []
@@ -165,9 +165,9 @@ async def contend(side: str, tasks: int, urls: Sequence[str], tenure: float) -> 
                 gave.append(now())
 
     async with SIDES[side](urls) as take:
-        await told("ready")
+        await say_and_wait("ready")
         working = [asyncio.create_task(work(take)) for _ in range(tasks)]
-        await told("working")
+        await say_and_wait("working")
         stop.set()
         _, late = await asyncio.wait(working, timeout=LATE)
         for task in late:
@@ -188,9 +188,9 @@ async def line_up(tasks: int, urls: Sequence[str], lease: float) -> dict[str, An
             pass
 
     await asyncio.gather(*(client.health() for client in clients))
-    await told("ready")
+    await say_and_wait("ready")
     waiting = [asyncio.create_task(once(client)) for client in clients]
-    await told("waiting")
+    await say_and_wait("waiting")
     await asyncio.gather(*waiting)
     for client in clients:
         await client.aclose()
@@ -198,9 +198,9 @@ async def line_up(tasks: int, urls: Sequence[str], lease: float) -> dict[str, An
 
 
 async def hold(urls: Sequence[str]) -> dict[str, Any]:
-    """Hold the lock until told to stop."""
+    """Hold the lock until the next line."""
     async with Redlock(*urls) as client, client(NAME):
-        await told("ready")
+        await say_and_wait("ready")
     return {}
 
 
@@ -208,7 +208,7 @@ async def trip(urls: Sequence[str], pause: float) -> dict[str, Any]:
     """The median time of one question of the bare protocol to all nodes, alone, with pauses between the questions."""
     times = []
     async with questions([url.removeprefix("unix://") for url in urls]) as ask:
-        await told("ready")
+        await say_and_wait("ready")
         for _ in range(600):
             began = time.monotonic()
             await ask()
@@ -217,7 +217,7 @@ async def trip(urls: Sequence[str], pause: float) -> dict[str, Any]:
     return {"rtt": sorted(times)[len(times) // 2]}
 
 
-async def told(what: str) -> None:
+async def say_and_wait(what: str) -> None:
     """Print a word, and wait for a line."""
     print(what, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)

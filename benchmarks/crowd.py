@@ -43,10 +43,10 @@ class Crowd:
         """The targets: no error, and at most one connection and one subscription per node."""
         who = f"{self.side}, {self.nodes} node{'s' * (self.nodes > 1)}, {self.tasks} tasks"
         few = self.connections <= 1 and self.subscriptions <= 1 and self.opened <= 2
-        told = f"{self.connections} + {self.subscriptions}, {self.opened} opened in all"
+        opened = f"{self.connections} + {self.subscriptions}, {self.opened} opened in all"
         return [
             Verdict(f"{who}: errors", "0", str(self.errors.total()), not self.errors),
-            Verdict(f"{who}: connections + subscriptions per node", "<= 1 + 1", told, few),
+            Verdict(f"{who}: connections + subscriptions per node", "<= 1 + 1", opened, few),
         ]
 
 

@@ -2,8 +2,9 @@
 what a held lease costs. `python -m benchmarks.holding LEASES LEASE SECONDS URL...` is the process, and prints JSON.
 
 What counts is a turn of the loop: from the return of one `select` to the call of the next, since nothing else runs
-meanwhile. It is told in CPU seconds of the thread, which the load of the machine changes little, and on the clock. The
-pauses of the garbage collector are taken out and shown apart; its settings are the user's, and are left as they are.
+meanwhile. It is measured in CPU seconds of the thread, which the load of the machine changes little, and on the clock.
+The pauses of the garbage collector are taken out and shown apart; its settings are the user's, and are left as they
+are.
 """
 
 from __future__ import annotations
@@ -241,7 +242,7 @@ def main() -> None:
     print(json.dumps(asdict(seen)))
 
 
-# -- who starts it ---------------------------------------------------------------------------------------------------
+# -- the process that starts it --------------------------------------------------------------------------------------
 
 
 def run(nodes: int, leases: int, lease: float = LEASE, seconds: float = LEASE * LEASES) -> Held:
@@ -256,9 +257,9 @@ def run(nodes: int, leases: int, lease: float = LEASE, seconds: float = LEASE * 
             raise Failed(f"the process did not end within {limit:g} s") from None
     if done.returncode:
         raise Failed((done.stderr.strip() or "the process died").splitlines()[-1])
-    told: dict[str, Any] = json.loads(done.stdout)
-    told["phases"] = {phase: Turns(**turns) for phase, turns in told["phases"].items()}
-    return Held(**told)
+    printed: dict[str, Any] = json.loads(done.stdout)
+    printed["phases"] = {phase: Turns(**turns) for phase, turns in printed["phases"].items()}
+    return Held(**printed)
 
 
 if __name__ == "__main__":

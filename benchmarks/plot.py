@@ -39,9 +39,9 @@ def _grid() -> list[str]:
     parts = []
     for exponent in range(round(math.log10(FROM)), round(math.log10(TO)) + 1):
         x, time = _x(10.0**exponent), 10.0**exponent
-        told = f"{time:g} s" if time >= 1 else f"{time * 1e3:g} ms" if time >= 1e-3 else f"{time * 1e6:g} us"
+        written = f"{time:g} s" if time >= 1 else f"{time * 1e3:g} ms" if time >= 1e-3 else f"{time * 1e6:g} us"
         parts.append(f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{INK}" stroke-opacity="0.3"/>')
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" fill="{INK}" text-anchor="middle">{told}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" fill="{INK}" text-anchor="middle">{written}</text>')
     for percent in (0, 25, 50, 75, 100):
         y = _y(percent / 100)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-opacity="0.3"/>')

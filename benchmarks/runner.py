@@ -113,7 +113,7 @@ async def run(contest: Contest, rounds: int, seconds: float) -> dict[str, Runs]:
                 try:
                     turn = await _slice(cycles[name], shares[name], contest.tasks, seconds)
                 except Exception as error:  # a side may fail in any way: report it, and go on with the others
-                    runs[name].error = _told(error)
+                    runs[name].error = _in_one_line(error)
                     continue
                 if recorded:
                     runs[name].slices.append(turn)
@@ -129,7 +129,7 @@ async def _enter(
         try:
             cycles[name] = await entered.__aenter__()
         except Exception as error:  # the side is not installed, or does not work on this Python
-            runs[name].error = _told(error)
+            runs[name].error = _in_one_line(error)
         else:
             stack.push_async_callback(_leave, entered, runs[name])
     return cycles
@@ -140,7 +140,7 @@ async def _leave(entered: AbstractAsyncContextManager[Cycle], its: Runs) -> None
     try:
         await entered.__aexit__(None, None, None)
     except Exception as error:  # as above
-        its.error = its.error or f"closing: {_told(error)}"
+        its.error = its.error or f"closing: {_in_one_line(error)}"
 
 
 async def _slice(cycle: Cycle, servers: Sequence[Server], tasks: int, seconds: float) -> Slice:
@@ -170,7 +170,7 @@ def _cpu_of(servers: Sequence[Server]) -> float:
     return sum(server.cpu() for server in servers)
 
 
-def _told(error: BaseException) -> str:
+def _in_one_line(error: BaseException) -> str:
     """The error in one line; for a group, its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

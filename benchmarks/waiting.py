@@ -71,7 +71,7 @@ class Process:
         self._in = cast("IO[str]", self._popen.stdin)
         self._out = cast("IO[str]", self._popen.stdout)
 
-    def hear(self) -> str:
+    def read_line(self) -> str:
         """Its next line. Raises Failed if none comes."""
         if not select.select([self._out], [], [], HANG)[0]:
             raise Failed(f"a contender printed nothing for {HANG:g} s")
@@ -109,7 +109,7 @@ def started(commands: Sequence[Sequence[str]]) -> Iterator[list[Process]]:
         for command in commands:
             processes.append(Process(command))  # noqa: PERF401 - those that started are ended below
         for process in processes:
-            process.hear()
+            process.read_line()
         yield processes
     finally:
         for process in processes:
@@ -144,11 +144,11 @@ def seen_by(commands: Sequence[Sequence[str]], seconds: float) -> list[dict[str,
         for process in processes:
             process.go()
         for process in processes:
-            process.hear()
+            process.read_line()
         time.sleep(seconds)
         for process in processes:
             process.go()
-        seen = [json.loads(process.hear()) for process in processes]
+        seen = [json.loads(process.read_line()) for process in processes]
     if late := sum(each.get("late", 0) for each in seen):
         raise Failed(f"{late} of the tasks did not get the lock within 5 s after the end of the turn")
     return seen
@@ -198,7 +198,7 @@ def round_trip(servers: Sequence[Server]) -> float:
     """Median seconds of one question of the bare protocol to all nodes, without other clients."""
     with contenders([f"trip@{TENURE}"], 1, servers) as (process,):
         process.go()
-        return float(json.loads(process.hear())["rtt"])
+        return float(json.loads(process.read_line())["rtt"])
 
 
 def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], dict[str, str], list[Verdict]]:
@@ -314,7 +314,7 @@ def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
         for process in processes:
             process.go()
         for process in processes:
-            process.hear()
+            process.read_line()
         until = time.monotonic() + HANG
         while cli.zcard("lock:asynclock~{lock:hot}queue") != each * PROCESSES:
             if time.monotonic() > until:
@@ -329,7 +329,7 @@ def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
         for process in processes:
             process.go()
         for process in processes:
-            process.hear()
+            process.read_line()
         after = calls([server])
     handed = each * PROCESSES  # from the holder to the first, and so on to the last
     cost = {what: (after[what] - before[what]) / handed for what in after}

@@ -30,9 +30,9 @@ async def cycles(tasks: int, urls: Sequence[str]) -> None:
     """Each line is a number of seconds: so long, each task acquires and releases a free lock of its own."""
     async with client_of(urls) as client:
         await _turn(client, tasks, WARM_UP)
-        line = await _told(asynclock.__file__)
+        line = await _say_and_wait(asynclock.__file__)
         while line:
-            line = await _told(json.dumps(await _turn(client, tasks, float(line))))
+            line = await _say_and_wait(json.dumps(await _turn(client, tasks, float(line))))
 
 
 async def _turn(client: Redlock, tasks: int, seconds: float) -> dict[str, float]:
@@ -71,15 +71,15 @@ async def hot(tasks: int, tenure: float, urls: Sequence[str]) -> None:
 
     async with client_of(urls) as client:
         await client("free").locked()  # a first use connects
-        await _told(asynclock.__file__)
+        await _say_and_wait(asynclock.__file__)
         working = [asyncio.create_task(work(client)) for _ in range(tasks)]
-        await _told("working")
+        await _say_and_wait("working")
         over.set()
         await asyncio.gather(*working)
     print(json.dumps(seen), flush=True)
 
 
-async def _told(what: str) -> str:
+async def _say_and_wait(what: str) -> str:
     """Say so, and wait for the next line; "" once there is none."""
     print(what, flush=True)
     line: Any = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)

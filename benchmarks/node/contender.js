@@ -1,4 +1,4 @@
-// redis-semaphore's Mutex in the role of contender.py: acquires and releases one hot name until told to stop.
+// redis-semaphore's Mutex in the role of contender.py: acquires and releases one hot name until the next line.
 import { createInterface } from 'node:readline'
 import Redis from 'ioredis'
 import { Mutex } from 'redis-semaphore'
@@ -6,7 +6,7 @@ import { Mutex } from 'redis-semaphore'
 const [tasks, path] = process.argv.slice(2)
 const words = createInterface({ input: process.stdin })[Symbol.asyncIterator]()
 const now = () => Number(process.hrtime.bigint()) / 1e9
-const told = async (what) => {
+const sayAndWait = async (what) => {
   console.log(what)
   await words.next()
 }
@@ -28,9 +28,9 @@ async function work() {
 }
 
 await redis.connect()
-await told('ready')
+await sayAndWait('ready')
 const working = Array.from({ length: Number(tasks) }, work)
-await told('working')
+await sayAndWait('working')
 stopped = true
 await Promise.race([Promise.all(working), new Promise((late) => setTimeout(late, 5000))])
 process.stdout.write(JSON.stringify({ waits, took: [], gave: [], late: working.length - ended }) + '\n', () => process.exit(0))

@@ -90,7 +90,8 @@ def test_a_contender_that_is_not_installed_is_reported(tmp_path: Path, monkeypat
     for variable, value in hidden(tmp_path).items():
         monkeypatch.setenv(variable, value)
     monkeypatch.setattr(waiting, "PROCESSES", 1)
-    monkeypatch.setitem(waiting.HOT, 5, (waiting.OURS, "pottery"))  # the fair side runs over one node
+    monkeypatch.setitem(waiting.HOT, 1, (waiting.OURS, waiting.REDIS_PY, waiting.NODE))  # not the other variants
+    monkeypatch.setitem(waiting.HOT, 5, (waiting.OURS, "pottery"))
     one, five = waiting.p6(1, 1, 0.02), waiting.p6(5, 1, 0.02)
     (_, missing, (verdict, *_)) = one
     assert missing[waiting.NODE] == "it is not installed: get Node.js and run npm install --prefix benchmarks/node"
@@ -134,7 +135,7 @@ def test_two_versions_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         ("P6", "wait, p99"),
     ]
     assert all(len(row.pairs) == 1 and all(old > 0 < new for old, new in row.pairs) for row in rows)
-    table = compare.told(versions, rows, 1).splitlines()
+    table = compare.table_of(versions, rows, 1).splitlines()
     assert {line.count("|") for line in table[2:]} == {9}
     assert len(table[2:]) == 2 + len(rows)
 
