@@ -110,13 +110,13 @@ _of_all_clients: list[Callable[[Event], object]] = []
 
 _all_observers: WeakSet[Observers] = WeakSet()
 
-_changing = threading.Lock()
-"""Held while a change of the logger's level is followed."""
+_changing = threading.RLock()
+"""Held while a change of the logger's level is followed. A signal handler may look at it in such a moment."""
 
 
 def _after_fork() -> None:
     global _changing  # noqa: PLW0603 - another thread of the parent may have held it
-    _changing = threading.Lock()
+    _changing = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

@@ -14,9 +14,9 @@ from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import ACQUIRE
 from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import CANCELLING
+from asynclock.stores.deadlines import Deadlines
 from asynclock.stores.deciding import copy_of
 from asynclock.stores.forks import Origin
-from asynclock.stores.overdue import Overdue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -31,9 +31,9 @@ GRACE = 1.0
 """Seconds after its time, or after ANSWER_TIMEOUT if that is later, when a transaction is cancelled. Until then a store
 that has a limit of its own ends it, and knows what it has done."""
 
-_AGAIN = (1.0, 60.0)
-"""Seconds until a transaction that goes on is cancelled again: a driver may lose a cancel. Doubled each time, up to the
-greatest."""
+_AGAIN = (ANSWER_TIMEOUT, 60.0)
+"""Seconds until a transaction that goes on is cancelled again: a driver may lose a cancel, and a rollback takes time.
+Doubled each time, up to the greatest."""
 
 Left: TypeAlias = "Exception | Callable[[], Coroutine[Any, Any, None]] | None"
 """What a transaction without a task leaves: nothing, its error, or what builds the rest of it, which needs a task."""
@@ -143,7 +143,7 @@ class Jobs:
         self._all_ended: asyncio.Event | None = None  # set when `_begun` is empty again
         self._closed = False
         self._limited = limited
-        self._limits = Overdue[Job](config.clock, self._cancel)  # those that run in a task
+        self._limits = Deadlines[Job](config.clock, self._cancel)  # those that run in a task
         self._left_behind: set[Job] = set()  # those that go on after a cancel
         self._origin = Origin()
 
@@ -221,7 +221,7 @@ class Jobs:
 
     def _run_in_task(self, job: Job, running: Coroutine[Any, Any, None], began: float) -> None:
         name, ended = f"asynclock {self._label}", partial(self._runner_ended, job, running)
-        if not job.waits_for_store:
+        if self._limited and not job.waits_for_store:
             self.limit(job)
         job.runner = own_task(self._run(job, running, began), name, ended)
         self._runners.add(job.runner)
@@ -247,9 +247,8 @@ class Jobs:
             fields = {"asynclock_node": self._label, "asynclock_lock": job.op.name}
             log.warning(
                 "asynclock: a transaction of %s does not end, although it was cancelled: until it ends, requests for "
-                "its names wait, and at most %d others run at the same time",
+                "its names wait, and fewer others run at the same time",
                 self._label,
-                self._most - 1,
                 extra=fields,
             )
         self._left_behind.add(job)
@@ -309,8 +308,9 @@ class Jobs:
 
     def _is_over(self, job: Job) -> None:
         self._active -= 1
-        self._limits.remove(job)
-        self._left_behind.discard(job)
+        if self._limited:
+            self._limits.remove(job)
+            self._left_behind.discard(job)
 
     def _end(self, job: Job, error: Exception | None) -> None:
         try:

@@ -37,7 +37,7 @@ class _Lookup(Call[list[Address]]):
     def __init__(self, host: str) -> None:
         super().__init__()
         self._host = host
-        self.thread, self.purpose = f"asynclock looks up {host}", f"the lookup of {host}"
+        self.thread_name, self.purpose = f"asynclock looks up {host}", f"the lookup of {host}"
 
     def work(self) -> list[Address]:
         try:

@@ -31,8 +31,7 @@ T = TypeVar("T")
 class Call(Future[T], Generic[T]):
     """A call that blocks, and its result."""
 
-    thread = "asynclock"
-    """The name of its thread."""
+    thread_name = "asynclock"
 
     purpose = "a call"
 
@@ -66,7 +65,7 @@ class SharedCalls(Generic[C]):
             if call is None:
                 call = make()
                 try:
-                    threading.Thread(target=self._run, args=(key, call), name=call.thread, daemon=True).start()
+                    threading.Thread(target=self._run, args=(key, call), name=call.thread_name, daemon=True).start()
                 except RuntimeError as error:
                     call.set_exception(ConnectionError(f"no thread for {call.purpose}: {error}"))
                     return call
@@ -105,5 +104,5 @@ def result_of(call: Call[T]) -> T:
     that several tasks raise, their tracebacks would grow without end."""
     error = call.exception(0.0)
     if error is not None:
-        raise copy.copy(error)
+        raise copy.copy(error) from error
     return call.result()

@@ -28,10 +28,11 @@ from asynclock.rules.decide import decide
 from asynclock.rules.model import ID_LENGTH, PEEK, PEEK_ID, Notice, Op, State, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.closing import AT_MOST, AWAITED, CANCELLING, closing_time
+from asynclock.stores.deadlines import Deadlines
 from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
+from asynclock.stores.doubts import Doubts
 from asynclock.stores.forks import Origin
 from asynclock.stores.jobs import Job, Jobs
-from asynclock.stores.overdue import Overdue
 from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, Unfit, WrongKind
 from asynclock.stores.redelivery import Redelivery
 from asynclock.stores.reports import Reports
@@ -58,9 +59,6 @@ _REOPEN = (0.05, 1.0)
 
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
-
-_CANCELLED = 10_000
-"""Ids that are remembered, at most."""
 
 
 class TransactionalStore(ABC):
@@ -179,7 +177,7 @@ class TransactionalNode:
         self._due = 0  # the number of replies that are scheduled
         self._notices: deque[Notice] = deque()  # received while a reply was scheduled
         self._jobs = Jobs(store.label, store.concurrency, config, self._finished, limited=not store.limits_transactions)
-        self._cancelled: dict[str, None] = {}  # ids whose acquire or adoption was cancelled, and may be carried out
+        self._doubts = Doubts()
         self._redelivery = Redelivery(config.clock, self._send_again, self._opens)
         self._held_back: dict[str, list[Notice]] = {}  # by key: received while a transaction of that key ran
         self._opening: asyncio.Task[None] | None = None
@@ -188,7 +186,7 @@ class TransactionalNode:
         self._last_deadline = -math.inf
         self._releasing = 0  # releases under way, of which some may be overdue
         self._closed = False
-        self._under_way = Overdue[Job](config.clock, self._overdue)  # ops that have begun, and are not overdue
+        self._under_way = Deadlines[Job](config.clock, self._overdue)  # ops that have begun, and are not overdue
         self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
 
     async def open(self) -> None:
@@ -305,7 +303,7 @@ class TransactionalNode:
     def _decide(self, job: Job) -> Running | None:
         if job.op.verb is Verb.ACQUIRE:
             job.op.sent = self._clock.now()
-        elif job.op.verb is Verb.RELEASE and job.op.id in self._cancelled:
+        elif job.op.verb is Verb.RELEASE and job.op.id in self._doubts:
             job.asked = copy_of(job.op)
             job.asked.tombstone = True
         pending = self._store.decide(self._prefix, job.asked, partial(self._answer, job.handler))
@@ -330,12 +328,13 @@ class TransactionalNode:
             elif job.votes:
                 self._answer(job.handler, job.votes[0])
             return
-        if job.cancels:
-            self._may_come_later(job.op)
         error, is_down = self._judged(error)
         if is_down:
             error = self._interrupted(error)
-        self._failed(job.handler, error, maybe=not isinstance(error, WrongKind | Unfit))
+        maybe = not isinstance(error, WrongKind | Unfit)
+        if maybe:
+            self._doubts.add(job.op)
+        self._failed(job.handler, error, maybe=maybe)
         if is_down:
             self.lost(error)
 
@@ -359,14 +358,6 @@ class TransactionalNode:
         except Exception as failure:
             self._reports.fault("delay", failure)
             return f"delay() of the store failed: {failure!r}"
-
-    def _may_come_later(self, op: Op) -> None:
-        """Its transaction was cancelled: what it still does at the database may come after its undo. So the undo leaves
-        a tombstone."""
-        if op.verb in (Verb.ACQUIRE, Verb.ADOPT):
-            self._cancelled[op.id] = None
-            if len(self._cancelled) > _CANCELLED:
-                del self._cancelled[next(iter(self._cancelled))]
 
     def _send_again(self, release: PendingRelease, done: Callable[[Exception | None], object]) -> None:
         """Carry out a release that failed before, in its turn, and call `done` with its error."""

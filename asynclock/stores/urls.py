@@ -68,7 +68,7 @@ def urls_of(text: str) -> tuple[str, ...]:
 def store_of_url(url: str) -> Store:
     """The store for a url. White space around it is ignored, as a line feed at the end of a file. Raises
     ConfigError."""
-    url = url.strip()
+    url = trimmed(url)
     scheme, colon, _ = url.partition(":")
     scheme = scheme.lower()
     if len(urls_of(url)) > 1:
@@ -76,7 +76,6 @@ def store_of_url(url: str) -> Store:
             "one url names several nodes: give each as an argument of its own; "
             "a comma that is part of a secret is written %2C"
         )
-    _check_white_space(url, scheme)
     if ("://" in url or (colon and scheme in _WITHOUT_SLASHES)) and (entry := _entry(scheme)):
         return _made(entry, url, f"{scheme}:")
     if "://" in url and (driver := re.fullmatch(r"postgres(\+[a-z0-9_]+)?", scheme)):  # as Heroku writes it
@@ -91,12 +90,16 @@ def store_of_url(url: str) -> Store:
     )
 
 
-def _check_white_space(url: str, scheme: str) -> None:
-    """Python drops line feeds and tabs within a url in silence: two lines would be one host. Paths and secrets may have
-    spaces, and hosts have none."""
+def trimmed(url: str) -> str:
+    """A url without the white space around it. Each store that takes a url calls this. Raises ConfigError for white
+    space inside: Python drops line feeds and tabs within a url in silence, and two lines would be one host. Paths and
+    secrets may have spaces, and hosts have none."""
+    url = url.strip()
+    scheme = url.partition(":")[0].lower()
     hosts = re.split("[/?#]", url.partition("://")[2])[0].rpartition("@")[2]
     if _INVISIBLE.search(url) or (scheme != "unix" and any(" " in each.strip() for each in hosts.split(","))):
         raise ConfigError("a url has white space inside: separate urls with commas, and write %20 for a space")
+    return url
 
 
 def _entry(scheme: str) -> Entry | None:

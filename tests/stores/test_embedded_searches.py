@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
+from asynclock.stores.embedded import finding
 from asynclock.stores.embedded.home import Home
 from asynclock.stores.embedded.searches import socket_of
 from tests.support.embedded_box import Box, SlowStart, leave, processes_of, search_under_way
@@ -118,10 +119,34 @@ def test_a_server_that_runs_is_found_without_the_door(box: Box) -> None:
     leave(second)
 
 
+def test_a_search_gives_up(stopped_start: SlowStart, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its limit it says what it has waited for."""
+    monkeypatch.setattr(finding, "LIMIT", 0.0)
+    with pytest.raises(ConnectionError, match=f"process {stopped_start.program.pid}, which is stopped"):
+        finding.Search(Home("default")).work()
+
+
+async def test_a_start_that_is_stopped_while_it_is_waited_for(slow_start: SlowStart) -> None:
+    """A caller that waits longer than its limit, because the server starts, learns soon that this was stopped."""
+    patient = asyncio.create_task(socket_of(Home("default"), LIMIT))
+    await under_way(patient)
+    hasty = asyncio.create_task(socket_of(Home("default"), 0.0))
+    await turns()
+    assert not hasty.done()
+    os.kill(slow_start.program.pid, signal.SIGSTOP)
+    async with asyncio.timeout(LIMIT):
+        with pytest.raises(ConnectionError, match=f"process {slow_start.program.pid}, which is stopped"):
+            await hasty
+    patient.cancel()
+
+
 GIVES_UP = """
     import asyncio
     from contextlib import aclosing
     from asynclock import QuorumUnavailable, Redlock
+    from asynclock.stores.embedded import finding
+
+    finding.LIMIT = 600.0
 
     async def main():
         async with aclosing(Redlock("embedded:", connect_timeout=0.3, patience=0.3)) as client:
@@ -147,7 +172,7 @@ def test_a_search_does_not_hold_up_the_end_of_the_program(box: Box) -> None:
 async def under_way(task: asyncio.Task[Path]) -> None:
     """Wait until its search has found that a server starts."""
     async with asyncio.timeout(LIMIT):
-        while (search := search_under_way()) is None or not search.starts:
+        while (search := search_under_way()) is None or not search.progresses:
             assert not task.done()
             await asyncio.sleep(0)
 

@@ -53,9 +53,9 @@ async def test_a_server_that_crashes(script: Path) -> None:
 
 async def test_a_server_that_says_why_it_does_not_answer(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on without an answer."""
-    monkeypatch.setattr(finding, "_START_LIMIT", 5.0)
+    monkeypatch.setattr(finding, "START_LIMIT", 20.0)
     script.write_text("#!/bin/sh\necho waits for a disk >&2\nexec sleep 600\n")
-    assert "the embedded server did not answer within 5 s: waits for a disk" in await complaint()
+    assert "the embedded server did not answer within 20 s: waits for a disk" in await complaint()
 
 
 async def test_a_keeper_that_fails_says_why(box: Box, script: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_folder_that_is_deleted_while_the_server_starts(box: Box, script: Path
         f'#!/bin/sh\n[ -e "{deleted}" ] || {{ touch "{deleted}"; rm -r "{folder}"; exit 1; }}\n'
         f'exec "{real_binary()}" "$@"\n'
     )
-    assert finding.running(Home("default")) == box.socket()
+    assert finding.Search(Home("default")).work() == box.socket()
     assert deleted.exists()
 
 
@@ -91,7 +91,7 @@ def test_a_folder_that_is_deleted_during_a_search(box: Box, monkeypatch: pytest.
         return folder
 
     monkeypatch.setattr(Home, "make", make_and_delete)
-    assert finding.running(Home("default")) == box.socket()
+    assert finding.Search(Home("default")).work() == box.socket()
     assert deleted == [box.folder()]
 
 

@@ -18,7 +18,7 @@ from asynclock import QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
 from asynclock.stores.sql import SQLStore, engines
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine
-from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
+from tests.support.probes import acquisitions_of, doubts_of, nodes_of, waits_for_notice
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
 from tests.support.sql_states import idle_lines_of
@@ -134,7 +134,7 @@ async def test_c3_an_acquire_that_arrives_after_its_undo_is_refused(server: Post
                 await client(name).acquire(timeout=0)
             driver.terminate()  # as the store does after its limit of 5 s
             async with asyncio.timeout(LIMIT):
-                while len(store_doubtful(store)) == 0:
+                while not doubts_of(client):
                     await asyncio.sleep(0.01)
                 await client.inspect(name)  # after the undo
         finally:
@@ -188,10 +188,6 @@ def store_driver(store: SQLStore) -> Any:
     """The connection that the next op uses."""
     (database,) = store._databases.values()  # noqa: SLF001
     return database.connected.pool._idle[-1][0].driver  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def store_doubtful(store: SQLStore) -> Any:
-    return store._doubtful  # noqa: SLF001
 
 
 async def test_a_server_that_stands_still_is_down_with_words(server: PostgreSQL, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import cast
+from typing import Any, cast
 from urllib import parse
 
 import pytest
@@ -12,10 +12,13 @@ import pytest
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.stores import store_for
 from asynclock.stores import stores_of as stores_of_environment
+from asynclock.stores.embedded.store import EmbeddedStore
 from asynclock.stores.redis.cluster.store import ClusterStore
 from asynclock.stores.redis.cluster.topology import Address
 from asynclock.stores.redis.store import RedisStore
+from asynclock.stores.sql import SQLStore
 from asynclock.stores.urls import urls_of
+from asynclock.stores.zookeeper import ZooKeeperStore
 from tests.support.probes import nodes_of, stores_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import PATIENT, works
@@ -230,6 +233,23 @@ def test_white_space_within_a_url_is_an_error(url: str) -> None:
     with pytest.raises(ConfigError, match="separate urls with commas") as caught:
         Redlock(url)
     assert "kilo" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("store", "url"),
+    [
+        (RedisStore, "redis://a\nredis://b"),
+        (ClusterStore, "redis+cluster://a:1,b c:2"),
+        (SQLStore, "postgresql://a\tb/c"),
+        (ZooKeeperStore, "zookeeper://a b/c"),
+        (EmbeddedStore, "embedded:a\nb"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_store_takes_no_white_space_within_its_url(store: Any, url: str) -> None:
+    """As a client: two lines would be one host."""
+    with pytest.raises(ConfigError, match="separate urls with commas"):
+        store(url)
 
 
 @pytest.mark.parametrize("url", ["memory:kilo", "memory://kilo", "memory:///kilo", "memory:?kilo=1"])

@@ -65,11 +65,11 @@ def slow_python(folder: Path) -> tuple[Path, Path]:
 
 STARTS = """
     import sys
-    from asynclock.stores.embedded.finding import running
+    from asynclock.stores.embedded.finding import Search
     from asynclock.stores.embedded.home import Home
 
     sys.executable = sys.argv[1]
-    running(Home("default"))
+    Search(Home("default")).work()
     sys.stdin.readline()
 """
 
@@ -140,7 +140,7 @@ class Box:
         for _ in range(1000):
             if not processes_of(self.runtime):
                 return True
-            tick.wait(0.01)  # the kernel tells only parents when a process ends
+            tick.wait(0.05)  # the kernel tells only parents when a process ends
         return False
 
     def end(self) -> None:

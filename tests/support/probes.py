@@ -304,6 +304,11 @@ def nodes_of(client: Redlock) -> tuple[Any, ...]:
     return tuple(session_of(client).quorum.nodes)
 
 
+def doubts_of(client: Redlock) -> int:
+    """The acquires of a TransactionalStore whose outcome is unknown, as its node remembers them."""
+    return len(nodes_of(client)[0]._doubts)
+
+
 def backlog_of(client: Redlock) -> int:
     """The acquires that wait in the queue of the client, over a database or ZooKeeper."""
     return len(queue_of(client))

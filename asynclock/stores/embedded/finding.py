@@ -18,13 +18,13 @@ and a server that answers is found without the door.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,11 @@ _opened: set[int] = set()  # descriptors of other lock files, for a moment
 _guard = threading.Lock()
 _unforked = threading.RLock()  # held for moments in which no child may be forked; a signal handler may fork in one
 
-_START_LIMIT = 20.0
+START_LIMIT = 20.0
 """Seconds for the first answer of a server that this process starts."""
 
-_LIMIT = 30.0
-"""Seconds for all else that a search waits for, one after the other. More than _START_LIMIT: another process may be
+LIMIT = 30.0
+"""Seconds for all else that a search waits for, one after the other. More than START_LIMIT: another process may be
 starting the server."""
 
 _PACKAGES = str(Path(__file__).absolute().parents[3])
@@ -73,7 +73,7 @@ def _in_child() -> None:
 os.register_at_fork(before=_unforked.acquire, after_in_parent=_unforked.release, after_in_child=_in_child)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _open(path: Path) -> Iterator[int]:
     """A lock file, for a block. At its end the lock is given back explicitly: a close leaves it to a child that was
     forked meanwhile, for as long as the child lives."""
@@ -92,13 +92,13 @@ def _open(path: Path) -> Iterator[int]:
 class Search(Call[Path]):
     """Finds the socket of the user's server, which is started if it does not run."""
 
-    thread, purpose = "asynclock looks for the embedded server", "the search for the embedded server"
+    thread_name, purpose = "asynclock looks for the embedded server", "the search for the embedded server"
 
     def __init__(self, home: Home) -> None:
         super().__init__()
         self._home = home
-        self._give_up = time.monotonic() + _LIMIT
-        self.starts = False
+        self._give_up = time.monotonic() + LIMIT
+        self.progresses = False
         """Whether the server starts or ends, and no process that has to do with it is known to be stopped. This takes
         its time."""
 
@@ -110,16 +110,21 @@ class Search(Call[Path]):
         answer, or if another process holds a lock, for too long."""
         pause, longest = _PAUSES
         while True:
-            folder, path = self._home.make(), self._home.socket
             try:
+                folder, path = self._home.make(), self._home.socket
                 if self._look(folder, path):
                     return path
-            except FileNotFoundError:
-                if folder.exists():
+            except FileNotFoundError as error:
+                if not self._is_deleted(error):
                     raise
-                self._wait_for("its folder was deleted", starts=True)
+                self._wait_for("its folder was deleted", progresses=True)
             time.sleep(pause)
             pause = min(2 * pause, longest)
+
+    def _is_deleted(self, error: FileNotFoundError) -> bool:
+        """Whether somebody has deleted the folder, or a file in it. Another process may have made it again by now."""
+        path = self._home.path
+        return path.parent.exists() and str(error.filename).startswith(str(path))
 
     def _look(self, folder: Path, path: Path) -> bool:
         """Whether the server answers. Else it was started, or there is something to wait for."""
@@ -148,34 +153,31 @@ class Search(Call[Path]):
         with _open(folder / "door") as door:
             if not _lock(door, fcntl.LOCK_EX):
                 ids = _ids_in(folder / "door")
-                self._wait_for(f"{_named(ids, 'another program')} starts the embedded server", starts=not _stopped(ids))
+                starter = _named(ids, "another program")
+                self._wait_for(f"{starter} starts the embedded server", progresses=not _stopped(ids))
                 return
-            os.pwrite(door, text_of(os.getpid()), 0)
+            with contextlib.suppress(OSError):  # a full disk: the id is for messages only
+                os.pwrite(door, text_of(os.getpid()), 0)
             if _is_kept(folder):
                 self._wait_for_keeper(folder, "starts or ends")
                 return
-            self._wait_for("the embedded server starts, and does not answer yet", starts=True)
+            self._wait_for("the embedded server starts, and does not answer yet", progresses=True)
             _keep(folder, path)
 
     def _wait_for_keeper(self, folder: Path, does: str) -> None:
         ids = _ids_in(folder / "alive")
         keeper = _named(ids, "the process that keeps the embedded server")
-        self._wait_for(f"{keeper} {does} it", starts=not _stopped(ids))
+        self._wait_for(f"{keeper} {does} it", progresses=not _stopped(ids))
 
-    def _wait_for(self, hindrance: str, *, starts: bool = False) -> None:
+    def _wait_for(self, hindrance: str, *, progresses: bool = False) -> None:
         """Raises ConnectionError once this has taken too long."""
-        self.starts = starts
+        self.progresses = progresses
         self._say(hindrance)
         if time.monotonic() > self._give_up:
             raise ConnectionError(self.hindrance)
 
     def _say(self, hindrance: str) -> None:
         self.hindrance = f"{hindrance}: check {self._home.path}"
-
-
-def running(home: Home) -> Path:
-    """The same for a thread that may block."""
-    return Search(home).work()
 
 
 def _lock(file: int, how: int) -> bool:
@@ -216,8 +218,13 @@ def _use(folder: Path) -> bool:
         if _uses(folder):
             return True
         users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
-        if not _lock(users, fcntl.LOCK_SH):
-            os.close(users)
+        is_locked = False
+        try:
+            is_locked = _lock(users, fcntl.LOCK_SH)
+        finally:
+            if not is_locked:
+                os.close(users)
+        if not is_locked:
             return False
         before, _using[folder] = _using.get(folder), users
         if before is not None:
@@ -244,8 +251,9 @@ def _is_kept(folder: Path) -> bool:
 
 
 def keeper_command(folder: Path) -> list[str]:
-    """It needs the standard library and asynclock. Nothing else can be imported, and the standard library comes first:
-    the folders of the program may have a `logging.py` or `redis.py`. Raises ConfigError if there is no server."""
+    """It needs the standard library and asynclock. The folders of the program and its PYTHONPATH are left out, and the
+    standard library comes first: they may have a `logging.py` or `redis.py`. Raises ConfigError if there is no
+    server."""
     return [sys.executable, "-P", "-S", "-c", _KEEPER, _PACKAGES, str(folder), valkey.binary()]
 
 
@@ -266,7 +274,7 @@ def _keep(folder: Path, path: Path) -> None:
             start_new_session=True,  # a Ctrl-C in the terminal must not end the keeper
         )
     try:
-        valkey.wait_ready(path, keeper, _START_LIMIT, log)
+        valkey.wait_ready(path, keeper, START_LIMIT, log)
     except ConfigError:
         if keeper.returncode != AGAIN:
             raise

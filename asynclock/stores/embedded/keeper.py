@@ -55,14 +55,14 @@ def keep(folder: Path, program: str) -> int:
     if not _are_there(files):
         return AGAIN
     server = valkey.start(path, program=program, output=None)
-    alive.truncate(0)
-    os.write(alive.fileno(), text_of(os.getpid(), server.pid))
+    with contextlib.suppress(OSError):  # a full disk: these ids are for messages only
+        alive.truncate(0)
+        os.write(alive.fileno(), text_of(os.getpid(), server.pid))
     locked = dict(files)
     threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
     threading.Thread(target=_end_with_the_files, args=(files, path, server), daemon=True).start()
-    code = (
-        server.wait()
-    )  # for any reason: when this process ends, a user finds `alive` unlocked and starts another keeper
+    # Whatever the reason: when this process ends, a user finds `alive` unlocked, and starts another keeper.
+    code = server.wait()
     if code == 0 or -code in _ENDING or not _are_there(locked):  # it cannot start in a folder that was deleted
         return AGAIN
     return code if code > 0 else 128 - code

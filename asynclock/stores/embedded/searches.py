@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from asynclock.stores.embedded.home import Home
 
+_LOOKS = 1.0
+"""Seconds between two looks whether the server still starts."""
+
 _searches = SharedCalls[Search]()
 
 
@@ -22,8 +25,8 @@ async def socket_of(home: Home, limit: float) -> Path:
     takes part in it. While a server starts, its own limits count. Raises ConfigError or ConnectionError."""
     search = _searches.start(str(home.path), partial(Search, home))
     await wait_for_call(search, limit)
-    if not search.done():
-        if not search.starts:
+    while not search.done():
+        if not search.progresses:
             raise ConnectionError(search.hindrance or f"{search.purpose} has no result after {limit:g} s")
-        await wait_for_call(search)
+        await wait_for_call(search, _LOOKS)
     return result_of(search)

@@ -19,6 +19,7 @@ from asynclock.stores.redis.connecting import followed
 from asynclock.stores.redis.identity import Identity
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.stages import Stage
+from asynclock.stores.urls import trimmed
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -45,7 +46,7 @@ class EmbeddedStore:
     thread_safe = True
 
     def __init__(self, url: str = "embedded:") -> None:
-        name = url.strip().partition(":")[2].strip("/") or "default"
+        name = trimmed(url).partition(":")[2].strip("/") or "default"
         if not re.fullmatch(r"[\w.-]{1,32}", name):
             raise ConfigError(
                 "an embedded server's name, after 'embedded:', is 1 to 32 letters, digits, '.', '_' and '-'"

@@ -22,6 +22,7 @@ from asynclock.stores.redis.sentinel.urls import (
     read_sentinel_url,
     sentinels_of,
 )
+from asynclock.stores.urls import trimmed
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -41,7 +42,7 @@ class RedisStore:
         """`min_replicas`: a hold counts once so many replicas have it (`replicated.py`); a url may have it as an option
         as well. Raises ConfigError."""
         if isinstance(server, str):
-            server, options = without_options(server.strip(), "min_replicas")
+            server, options = without_options(trimmed(server), "min_replicas")
             min_replicas = number_of(options.get("min_replicas", min_replicas))
         self.min_replicas = number_of(min_replicas)
         self.run_id = ""

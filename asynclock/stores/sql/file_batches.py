@@ -77,7 +77,6 @@ class FileOp(Begun):
 
     __slots__ = (
         "change",
-        "doubt",
         "error",
         "fence",
         "first",
@@ -95,14 +94,12 @@ class FileOp(Begun):
         keys: Sequence[str],
         step: Step,
         votes: list[Grant | Refused | Undone],
-        doubt: Callable[[Op], object],
     ) -> None:
         super().__init__()
         self.op = op
         self.keys = keys
         self.step = step
         self.votes = votes  # the answer, once it is carried out
-        self.doubt = doubt  # called if it has failed and may be carried out
         self.single = single_of(keys[0], op)
         self.first = 0.0  # when it was first tried, on the clock of the loop
         self.clear()
@@ -332,7 +329,6 @@ class FileBatches:
     def _fail(self, op: FileOp, error: Exception) -> None:
         self._owner.delays.ended(op.keys)
         self._owner.failed(error)
-        op.doubt(op.op)
         try:
             with explained(self._label):
                 raise error
@@ -360,7 +356,6 @@ class FileBatches:
         try:
             await self._owner.transact(op.keys, op.step, checked=op.checked)
         except Exception as error:
-            op.doubt(op.op)
             op.end(error)
         else:
             op.end(None)

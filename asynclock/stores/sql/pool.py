@@ -197,8 +197,9 @@ class Pool:
         self._watch = asyncio.get_running_loop().call_at(when, self._look, context=Context())
 
     def _look(self) -> None:
-        """End the uses that are overdue: the oldest are at the left. After the loop was blocked it first reads what has
-        come: then only uses that were due at the last such look are overdue."""
+        """End the uses that are overdue. After the loop was blocked it first reads what has come: then only uses that
+        were due at the last such look are overdue. As `Deadlines`, but all uses have one limit: the first is the
+        oldest, and no look is at all of them."""
         now, self._watch = asyncio.get_running_loop().time(), None
         due = now
         if reading := reading_time(now - self._looks_at):

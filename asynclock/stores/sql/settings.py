@@ -20,6 +20,7 @@ from asynclock.stores.sql.schema import ddl, lock_table
 from asynclock.stores.sql.set_up import check_session, hiding_policy
 from asynclock.stores.sql.table_check import explain, faults
 from asynclock.stores.sql.table_facts import table_facts
+from asynclock.stores.urls import trimmed
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -63,7 +64,7 @@ class Settings:
                     f"no statements for {self.url.get_backend_name()}: there are {', '.join(sorted(DIALECTS))}"
                 )
         elif isinstance(url_or_engine, str):
-            url_or_engine = url_or_engine.strip()
+            url_or_engine = trimmed(url_or_engine)
             self.url = url_of(url_or_engine)
             named = self.url.query.get(TABLE_OPTION)
             self.url = self.url.difference_update_query([TABLE_OPTION])

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.pool import NullPool
 
 from asynclock._errors import ConfigError
-from asynclock.rules.model import ACQUIRE, ADOPT, PEEK, RELEASE
+from asynclock.rules.model import PEEK, RELEASE
 from asynclock.stores.deciding import copy_of, keys_of
-from asynclock.stores.port import Unfit
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.file_batches import FileOp
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Grant, NodeConfig, Refused, Undone
     from asynclock.stores.transactional import Step
     from asynclock.stores.undelivered import PendingRelease
-
-_DOUBTFUL = 10_000
-"""Ids that are remembered, at most."""
 
 _INHERITED: list[Any] = []
 """Of a forked child: what belongs to its parent, and must not be closed."""
@@ -59,7 +55,6 @@ class SQLStore(TransactionalStore):
         self._databases: dict[asyncio.AbstractEventLoop, Database] = {}
         self._nodes: weakref.WeakValueDictionary[str, TransactionalNode] = weakref.WeakValueDictionary()  # by tag
         self._connect_timeout = 1.0
-        self._doubtful: dict[str, None] = {}  # ids whose acquire or adoption failed
         self._pid = os.getpid()
 
     @property
@@ -122,23 +117,21 @@ class SQLStore(TransactionalStore):
     ) -> tuple[Running, list[Grant | Refused | Undone]]:
         del answer
         database, keys = self._database, keys_of(prefix, op)
-        doubtful = op.verb is RELEASE and op.id in self._doubtful
         if database.batches is None and op.verb is not PEEK:
             database.check_text(keys, op)
-            singles = None if doubtful or database.writes_looks(op) else database.singles
+            singles = None if database.writes_looks(op) else database.singles
             if singles is not None and (single := single_of(keys[0], op)) is not None:
                 statement = _Statement(self, database, keys)
                 begun = singles.add(*single, statement.told)
                 statement.op = copy_of(op)  # while the server works
                 return begun, statement.votes
         asked = copy_of(op)
-        asked.tombstone |= doubtful
         step, votes = self.step_of([asked])
         if asked.verb is PEEK:
             return database.read(keys, step), votes
         if database.batches is not None:
-            return database.batches.add(FileOp(asked, keys, step, votes, self.doubt)), votes
-        return self.transact_op(database, asked, keys, step), votes
+            return database.batches.add(FileOp(asked, keys, step, votes)), votes
+        return database.transact(keys, step, checked=asked.verb is not RELEASE), votes
 
     def deliver(
         self, prefix: str, release: PendingRelease, answer: Callable[[Grant | Refused | Undone], object]
@@ -146,24 +139,6 @@ class SQLStore(TransactionalStore):
         del answer
         step, votes = self.step_of([release])
         return self._database.transact(keys_of(prefix, release), step, brief=True), votes
-
-    async def transact_op(self, database: Database, op: Op, keys: Sequence[str], step: Step) -> None:
-        """Carry an op out as a transaction."""
-        try:
-            await database.transact(keys, step, checked=op.verb is not RELEASE)
-        except Unfit:
-            raise
-        except BaseException:
-            self.doubt(op)
-            raise
-
-    def doubt(self, op: Op) -> None:
-        """An acquire or an adoption that fails may still arrive, if the server stood still. So its undo, which runs
-        after it, leaves a tombstone."""
-        if op.verb in (ACQUIRE, ADOPT):
-            self._doubtful[op.id] = None
-            if len(self._doubtful) > _DOUBTFUL:
-                del self._doubtful[next(iter(self._doubtful))]
 
     def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None]:
         return self._database.transact(keys, step)
@@ -240,10 +215,7 @@ class _Statement:
     def told(self, fence: int | None, error: Exception | None) -> Left:
         """The answer to the statement."""
         if error is not None:
-            told = self._database.failed_single(error)
-            if not isinstance(told, Unfit):
-                self._store.doubt(self.op)
-            return told
+            return self._database.failed_single(error)
         if fence is None:
             return self._transact
         self._database.committed_plain(self._keys[0], self.op)
@@ -252,5 +224,5 @@ class _Statement:
 
     async def _transact(self) -> None:
         step, votes = self._store.step_of([self.op])
-        await self._store.transact_op(self._database, self.op, self._keys, step)
+        await self._database.transact(self._keys, step, checked=self.op.verb is not RELEASE)
         self.votes[:] = votes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asynclock.stores.port import Use
+from asynclock.stores.urls import trimmed
 from asynclock.stores.zookeeper.layout import Layout, escaped, knows
 from asynclock.stores.zookeeper.node import ZooKeeperNode
 from asynclock.stores.zookeeper.settings import settings_of
@@ -53,7 +54,7 @@ class ZooKeeperStore:
         acl: Sequence[ACL] | None = None,
         ttl_nodes: bool = False,
     ) -> None:
-        settings = self._settings = settings_of(url.strip(), layout, session_timeout, acl, ttl_nodes)
+        settings = self._settings = settings_of(trimmed(url), layout, session_timeout, acl, ttl_nodes)
         self.label, self.root, self.layout, self.session_timeout, self.ttl_nodes, self.address = settings
 
     def __repr__(self) -> str:

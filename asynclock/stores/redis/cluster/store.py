@@ -23,6 +23,7 @@ from asynclock.stores.redis.pools import pool_of, without_options
 from asynclock.stores.redis.replies import ServerError, config_error, connect_error
 from asynclock.stores.redis.stages import Stage
 from asynclock.stores.redis.store import RedisStore
+from asynclock.stores.urls import trimmed
 
 if TYPE_CHECKING:
     from redis.asyncio import RedisCluster
@@ -51,7 +52,7 @@ class ClusterStore:
 
     def __init__(self, cluster: str | RedisCluster) -> None:
         if isinstance(cluster, str):
-            self._read_url(cluster.strip())
+            self._read_url(trimmed(cluster))
         else:
             self._read_client(cluster)
         self._dialers: dict[Address, RedisStore] = {}

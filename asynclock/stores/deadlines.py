@@ -1,4 +1,4 @@
-"""What is overdue of many things that are under way, with one timer for all of them."""
+"""The deadlines of many things that are under way, with one timer for all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-class Overdue(Generic[_T]):
+class Deadlines(Generic[_T]):
     """Calls `overdue` with each thing that is still here when it is due, and forgets it. A timer for each op would cost
     as much as the op.
 
@@ -50,6 +50,7 @@ class Overdue(Generic[_T]):
         self._due.clear()
         if self._timer is not None:
             self._timer.cancel()
+        self._looks_at, self._timer = math.inf, None
 
     def _look_at(self, when: float) -> None:
         if self._timer is not None:
