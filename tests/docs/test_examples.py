@@ -20,7 +20,7 @@ import redis
 from asynclock import Lease, LockTimeout, Redlock
 from asynclock.testing import FakeStore, use
 from tests.support.default_keys import key_of
-from tests.support.example_programs import Journal, Payments, Program, Serve, Start, began, pays, take, wait_for
+from tests.support.example_programs import Journal, Payments, Program, Serve, Start, pays, take, wait_for
 from tests.support.servers import Server
 from tests.support.waiters import IN_VAIN
 
@@ -204,15 +204,16 @@ def test_a_killed_workers_job_is_done_by_another(
 
 
 def test_a_frozen_worker_is_refused_by_its_fence(
-    start: Start, journal: Journal, shared_urls: list[str], order: int
+    start: Start, journal: Journal, payments: Payments, shared_urls: list[str], order: int
 ) -> None:
     """No lease can stop a process that is frozen in the middle of a charge. When it wakes, another has charged the
     order: its charge fails, and the shop takes no entry under its old token."""
     sleeper = start(shared_urls, "worker.py", *LEASE, str(order), SHOP_LATENCY="3600")
-    wait_for(lambda: (sleeper.process.poll() is not None) or began(journal, order), f"no job began: {sleeper.said}")
+    # Once the provider has its request it waits, and has no lock of the shop's file.
+    wait_for(lambda: (sleeper.process.poll() is not None) or pays(payments, order), f"no job began: {sleeper.said}")
     sleeper.process.send_signal(signal.SIGSTOP)
     other = start(shared_urls, "worker.py", "--timeout", "2", str(order))
-    assert other.ends() == 0
+    assert other.ends() == 0, other.said
     sleeper.process.send_signal(signal.SIGCONT)
     assert sleeper.ends() != 0
     assert "LockLost" in sleeper.said
