@@ -12,7 +12,7 @@ import pytest
 from asynclock.quorum.ballot import Ballot, Outcome, drift, tally, valid_until
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.port import UNDONE, Grant, Refused
+from asynclock.stores.port import UNDONE, Grant, Reconnecting, Refused
 
 YES: Grant = 42, False
 NO = Refused(1.5, "other")
@@ -212,11 +212,25 @@ def test_a_ballot_of_everyone_waits_for_the_last_behind_failures() -> None:
 
 
 def test_two_of_five_are_no_majority() -> None:
-    """Neither of answers, nor of refusals; three are both."""
+    """Neither of answers, nor of refusals, nor of nodes that are without an id; three are."""
     made = ballot(5)
-    for index, (answered, denied) in enumerate([(False, False), (False, False), (True, True)]):
+    for index, majority in enumerate([False, False, True]):
         made.answer(index, NO)
-        assert (made.answered, made.denied) == (answered, denied)
+        assert (made.answered, made.denied, made.carried_out) == (majority,) * 3
+
+
+def test_nodes_that_connect_again_may_make_a_majority() -> None:
+    """Together with those that answered. Without any of them there is nothing to wait for."""
+    made = ballot(5)
+    made.answer(0, YES)
+    made.fail(1, Reconnecting("lost"), maybe=False)
+    assert not made.may_be_reached_soon
+    made.fail(2, Reconnecting("lost"), maybe=False)
+    assert made.may_be_reached_soon
+    refused = ballot(5)
+    for index in range(3):
+        refused.answer(index, NO)
+    assert not refused.may_be_reached_soon
 
 
 def test_a_release_is_carried_out_where_there_was_nothing() -> None:
