@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from redis import Redis
 
+from benchmarks.contender import LATE
 from benchmarks.goals import Verdict, judge_ratio
 from benchmarks.runner import in_turn
 from benchmarks.servers import running
@@ -150,7 +151,7 @@ def seen_by(commands: Sequence[Sequence[str]], seconds: float) -> list[dict[str,
             process.go()
         seen = [json.loads(process.read_line()) for process in processes]
     if late := sum(each.get("late", 0) for each in seen):
-        raise Failed(f"{late} of the tasks did not get the lock within 5 s after the end of the turn")
+        raise Failed(f"{late} of the tasks did not get the lock within {LATE:g} s after the end of the turn")
     return seen
 
 
@@ -222,7 +223,8 @@ def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], dict[str, s
                 failed[side] = str(error)
                 del found[side]
             else:
-                found[side] += [took] * recorded
+                if recorded:
+                    found[side].append(took)
 
     def judge(what: str, bound: float, ours: str, theirs: str) -> Verdict:
         why = failed.get(ours) or failed.get(theirs) or ""
@@ -276,7 +278,8 @@ def p6(nodes: int, rounds: int, seconds: float) -> tuple[dict[str, list[Hot]], d
                 failed[side] = str(error)
                 del turns[side]
             else:
-                turns[side] += [turn] * recorded
+                if recorded:
+                    turns[side].append(turn)
     return turns, failed, _judge_hot(nodes, turns, failed)
 
 
