@@ -17,12 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
 
 from asynclock import ConfigError, Lease, LockError, LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown
 from asynclock.quorum.ballot import UNREACHABLE, WON, Ballot
 from asynclock.rules.model import ACQUIRE, RELEASE, Op, Queueing, Verb
 from asynclock.rules.mutex import MUTEX
+from asynclock.stores.zookeeper.connection import Connection
 from asynclock.stores.zookeeper.handler import Handler
 from tests.support.probes import nodes_of
 from tests.support.proxy import TcpProxy
@@ -39,6 +41,29 @@ from tests.support.zookeeper_probes import (
 )
 
 # -- the server ------------------------------------------------------------------------------------------------------
+
+
+async def test_f27_a_release_that_the_connection_before_has_lost_is_no_error(
+    shared_zookeeper: ZooKeeper, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is connected again when it learns that the connection took the delete with it. It deletes again, and
+    the log has no error: the outage is over."""
+    async with client_of(shared_zookeeper, 6.0) as client, client_of(shared_zookeeper) as other:
+        lease = await client(name).acquire(timeout=None)
+        delete, lost = Connection.delete, list[str]()
+
+        async def deletes(connection: Connection, path: str) -> bool:
+            if len(lost) < 2 and connection is connection_of(client):
+                lost.append(path)
+                raise ConnectionLoss
+            return await delete(connection, path)
+
+        monkeypatch.setattr(Connection, "delete", deletes)
+        await lease.release()
+        async with asyncio.timeout(LIMIT), other(name):
+            pass
+    assert len(lost) == 2
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 async def test_d4_a_server_that_starts_again_keeps_the_session(zookeepers: ZooKeepers, name: str) -> None:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from kazoo.exceptions import (
     AuthFailedError,
     BadArgumentsError,
+    ConnectionClosedError,
+    ConnectionLoss,
     InvalidACLError,
     KazooException,
     NoAuthError,
     QuotaExceededError,
+    SessionExpiredError,
     UnimplementedError,
 )
 
@@ -28,6 +31,9 @@ _REFUSED = (AuthFailedError, InvalidACLError, NoAuthError)
 
 HOPELESS = (*_REFUSED, BadArgumentsError, QuotaExceededError, UnimplementedError)
 """The servers did nothing, and will not do it the next time."""
+
+LOST = (ConnectionClosedError, ConnectionLoss, SessionExpiredError)
+"""The connection that had the request is lost. There may be another one by now."""
 
 
 def error_of(label: str, error: Exception) -> Exception:

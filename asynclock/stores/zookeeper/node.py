@@ -39,7 +39,7 @@ from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import NOT_GIVEN, Connection, SessionState
 from asynclock.stores.zookeeper.contender import Contender
-from asynclock.stores.zookeeper.errors import error_of, explained
+from asynclock.stores.zookeeper.errors import LOST, error_of, explained
 from asynclock.stores.zookeeper.expiry import Expiry
 from asynclock.stores.zookeeper.pipeline import MOST, for_each
 from asynclock.stores.zookeeper.places import Places
@@ -416,7 +416,8 @@ class ZooKeeperNode:
             except Exception as error:
                 if self.error is not None or self._closed:
                     return
-                self._reports.unreleased(contender.name, error_of(self.label, error))
+                if not isinstance(error, LOST):  # an outage is reported as one, and this one is over
+                    self._reports.unreleased(contender.name, error_of(self.label, error))
                 await asyncio.sleep(contender.lease / 12)
             else:
                 self._drop(contender)
