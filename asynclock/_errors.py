@@ -36,6 +36,12 @@ _WHY: dict[Reason, str] = {
     "closed": "its client was closed",
 }
 
+OF_PARENT = (
+    "it belongs to the parent process, and goes on there and not here; acquire the lock again in this process, in an "
+    "event loop of its own"
+)
+"""What the errors say of a forked child that uses what its parent has begun."""
+
 
 class LockError(Exception):
     """The base of all errors of asynclock. `name` is the name of the lock, "" where no single lock is meant. Line feeds

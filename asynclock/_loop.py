@@ -83,3 +83,9 @@ def own_task(
 
     # Not `create_task(context=)`, which a task factory of the program may not know.
     return Context().run(begin)
+
+
+def retrieve(done: asyncio.Future[Any]) -> None:
+    """For `add_done_callback`: read its error, else asyncio logs one that no caller has waited for."""
+    if not done.cancelled():
+        done.exception()

@@ -25,6 +25,7 @@ from asynclock.stores import SQLStore
 from benchmarks import goals, report, runner
 from benchmarks.runner import Contest
 from benchmarks.servers import of_the_tests
+from benchmarks.sides import blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -58,12 +59,7 @@ async def asynclock(url: str, servers: Sequence[Server], own_engine: bool = Fals
     del servers
     engine = _engine(url) if own_engine else None
     async with Redlock(SQLStore(engine or url, table="asynclock_bench"), lease=30.0) as redlock:
-
-        async def cycle(i: int) -> None:
-            async with redlock(f"asynclock:{i}"):
-                pass
-
-        yield cycle
+        yield blocks_of(redlock)
     if engine is not None:
         await engine.dispose()
 

@@ -43,16 +43,21 @@ def rival(module: str) -> Any:
         raise ImportError(f"{module} is not installed: pip install -e '.[bench]'") from None
 
 
+def blocks_of(redlock: Redlock, what: str = "asynclock") -> Cycle:
+    """`async with` of a lock for each task; `what` begins its name."""
+
+    async def cycle(i: int) -> None:
+        async with redlock(f"{what}:{i}"):
+            pass
+
+    return cycle
+
+
 @contextlib.asynccontextmanager
 async def asynclock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
     """`async with redlock(name)`: with guarded body, watchdog and fencing token."""
     async with Redlock(*(server.url for server in servers), lease=LEASE) as redlock:
-
-        async def cycle(i: int) -> None:
-            async with redlock(f"asynclock:{i}"):
-                pass
-
-        yield cycle
+        yield blocks_of(redlock)
 
 
 @contextlib.asynccontextmanager

@@ -24,6 +24,7 @@ from asynclock.stores.urls import urls_of
 from benchmarks import report
 from benchmarks.bare_stores import RELAYS, TASKS, bare_of
 from benchmarks.servers import of_the_tests
+from benchmarks.sides import blocks_of
 from benchmarks.waiting import TENURE, Failed, handed_over, seen_by
 
 if TYPE_CHECKING:
@@ -162,12 +163,7 @@ def _free(store: Store, seconds: float) -> None:
 @contextlib.asynccontextmanager
 async def _locks(urls: Sequence[str]) -> AsyncIterator[Cycle]:
     async with Redlock(*urls, lease=30.0) as client:
-
-        async def cycle(i: int) -> None:
-            async with client(f"order:{i}"):
-                pass
-
-        yield cycle
+        yield blocks_of(client, "order")
 
 
 async def _cycles(side: Side, tasks: int, seconds: float) -> tuple[list[float], float]:

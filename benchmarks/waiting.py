@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from redis import Redis
 
@@ -24,9 +24,11 @@ from benchmarks.runner import in_turn
 from benchmarks.servers import running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from benchmarks.servers import Server
+
+T = TypeVar("T")
 
 OURS, FAIR, REDIS_PY, FAST, NODE = "ours", "fair", "redis-py", "redis-py-1ms", "redis-semaphore"
 HOT: dict[int, tuple[str, ...]] = {1: (OURS, FAIR, REDIS_PY, FAST, NODE), 5: (OURS, FAIR, "pottery")}
@@ -205,8 +207,6 @@ def round_trip(servers: Sequence[Server]) -> float:
 def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], dict[str, str], list[Verdict]]:
     """Median hand-overs of each round, why sides failed, and the verdicts."""
     bare, one, five, rtt = "bare, 1 node", "asynclock, 1 node", "asynclock, 5 nodes", "bare round trip, 5 nodes"
-    found: dict[str, list[float]] = {bare: [], one: [], five: [], rtt: []}
-    failed: dict[str, str] = {}
     with running(5) as servers:
         measures: dict[str, Callable[[], float]] = {
             bare: lambda: hand_over(("relay-a", "relay-b"), servers[:1], seconds),
@@ -214,17 +214,7 @@ def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], dict[str, s
             five: lambda: hand_over((OURS, OURS), servers, seconds),
             rtt: lambda: round_trip(servers),
         }
-        for side, recorded in in_turn(measures, rounds):
-            if side in failed:
-                continue
-            try:
-                took = measures[side]()
-            except Failed as error:  # go on with the others
-                failed[side] = str(error)
-                del found[side]
-            else:
-                if recorded:
-                    found[side].append(took)
+        found, failed = _turns(measures, rounds, lambda side: measures[side]())
 
     def judge(what: str, bound: float, ours: str, theirs: str) -> Verdict:
         why = failed.get(ours) or failed.get(theirs) or ""
@@ -238,6 +228,24 @@ def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], dict[str, s
             judge("hand-over, 5 nodes: p50, in bare round trips", 3, five, rtt),
         ],
     )
+
+
+def _turns(sides: Collection[str], rounds: int, turn: Callable[[str], T]) -> tuple[dict[str, list[T]], dict[str, str]]:
+    """The recorded turns of each side, but for those that failed; and why they did."""
+    found: dict[str, list[T]] = {side: [] for side in sides}
+    failed: dict[str, str] = {}
+    for side, recorded in in_turn(sides, rounds):
+        if side in failed:
+            continue
+        try:
+            took = turn(side)
+        except Failed as error:  # go on with the others
+            failed[side] = str(error)
+            del found[side]
+        else:
+            if recorded:
+                found[side].append(took)
+    return found, failed
 
 
 def _judge(what: str, bound: float, more: bool, ratios: Callable[[], list[float]], why: str) -> Verdict:
@@ -266,20 +274,8 @@ def hot(side: str, servers: Sequence[Server], seconds: float) -> Hot:
 
 def p6(nodes: int, rounds: int, seconds: float) -> tuple[dict[str, list[Hot]], dict[str, str], list[Verdict]]:
     """The turns of each side, why sides failed, and the verdicts."""
-    turns: dict[str, list[Hot]] = {side: [] for side in HOT[nodes]}
-    failed: dict[str, str] = {}
     with running(nodes) as servers:
-        for side, recorded in in_turn(HOT[nodes], rounds):
-            if side in failed:
-                continue
-            try:
-                turn = hot(side, servers, seconds)
-            except Failed as error:  # go on with the others
-                failed[side] = str(error)
-                del turns[side]
-            else:
-                if recorded:
-                    turns[side].append(turn)
+        turns, failed = _turns(HOT[nodes], rounds, lambda side: hot(side, servers, seconds))
     return turns, failed, _judge_hot(nodes, turns, failed)
 
 

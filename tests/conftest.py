@@ -38,6 +38,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_timeout_set_timer,
 )
 from tests.support.loops import loops_of
+from tests.support.one_thread import one_thread  # noqa: F401 - a fixture
 from tests.support.programs import LEAN
 from tests.support.servers import Server, Servers, Several
 from tests.support.services.cluster import Cluster

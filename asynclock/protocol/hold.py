@@ -22,7 +22,7 @@ import math
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
-from asynclock._errors import LockNotHeld, brief
+from asynclock._errors import OF_PARENT, LockNotHeld, brief
 from asynclock._options import RELEASE_TIMEOUT, same_terms
 from asynclock.events import Detached, Released, Renewed
 from asynclock.protocol.causes import Cause, lock_lost_error
@@ -126,8 +126,7 @@ class Tenure:
         name = self.hold.name
         if self.hold.core.forked:
             return LockNotHeld(
-                f"{brief(name)} was acquired before a fork: its lease belongs to the parent process, and goes on there "
-                "and not here; acquire the lock again in this process, in an event loop of its own",
+                f"{brief(name)} was acquired before a fork: {OF_PARENT}",
                 name=name,
             )
         if self.state in GIVEN_BACK:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asynclock._errors import ConfigError
+from asynclock._errors import OF_PARENT, ConfigError
 from asynclock.quorum.quorum import Quorum
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 def of_parent(what: str = "this call of a client, such as a wait for a lock,") -> ConfigError:
     """The error for the use of what was begun before the fork."""
-    return ConfigError(
-        f"{what} was begun before a fork: it belongs to the parent process, and goes on there and not here; acquire "
-        "the lock again in this process, in an event loop of its own"
-    )
+    return ConfigError(f"{what} was begun before a fork: {OF_PARENT}")
 
 
 def silent(quorum: Quorum, later: Callable[..., object]) -> Quorum:

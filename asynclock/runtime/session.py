@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from asynclock._clock import SYSTEM, wait_ended
 from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_closed
-from asynclock._loop import no_loop, own_task, running_task
+from asynclock._loop import no_loop, own_task, retrieve, running_task
 from asynclock._options import RESERVED, THREAD, LockSettings, node_timeout
 from asynclock.events import LoopLagged, Lost, NodeDown, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.protocol.core import SLICE
@@ -298,7 +298,7 @@ class Session:
         self.check_open()
         self._votes |= check
         if self._opening is None:
-            self._opening = own_task(self._open(), "asynclock open", _retrieve)
+            self._opening = own_task(self._open(), "asynclock open", retrieve)  # the next caller raises its error
         opening = self._opening
         self._openers += 1
         try:
@@ -521,12 +521,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Read its error, else asyncio logs one that no caller has waited for. The next caller raises it."""
-    if not task.cancelled():
-        task.exception()
 
 
 class _Countdown:

@@ -16,6 +16,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
+from asynclock._errors import OF_PARENT
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -69,10 +71,7 @@ class Origin:
     def check(self) -> None:
         """Raise ConnectionError in a forked child."""
         if not self.is_here:
-            raise ConnectionError(
-                "this connection was made before a fork: it belongs to the parent process, and goes on there and not "
-                "here; acquire the lock again in this process, in an event loop of its own"
-            )
+            raise ConnectionError(f"this connection was made before a fork: {OF_PARENT}")
 
 
 def keep_from_children(descriptor: int) -> Kept | None:

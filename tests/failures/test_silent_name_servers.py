@@ -8,8 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -32,15 +30,6 @@ from tests.support.waiters import LIMIT
 from tests.support.zookeeper_probes import hang_up
 
 NO_ANSWER = "no answer to the lookup of its host name; check the host name and the name servers"
-
-
-@pytest.fixture
-async def one_thread() -> AsyncIterator[None]:
-    """The program has one thread for `asyncio.to_thread`."""
-    executor = ThreadPoolExecutor(1)
-    asyncio.get_running_loop().set_default_executor(executor)
-    yield
-    executor.shutdown(wait=False)
 
 
 # -- the threads of the program ----------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -44,15 +43,6 @@ def stopped_start(slow_start: SlowStart) -> SlowStart:
     os.kill(slow_start.program.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, slow_start.program.pid, os.WSTOPPED | os.WNOWAIT)
     return slow_start
-
-
-@pytest.fixture
-async def one_thread() -> AsyncIterator[None]:
-    """The program has one thread for `asyncio.to_thread`."""
-    executor = ThreadPoolExecutor(1)
-    asyncio.get_running_loop().set_default_executor(executor)
-    yield
-    executor.shutdown(wait=False)
 
 
 async def complaint_of(client: Redlock, part: str) -> None:

@@ -107,9 +107,8 @@ async def test_f28_an_acquire_that_is_committed_after_its_undo_takes_nothing(nam
         assert not state_of(store, name).holds
 
 
-async def test_f28_a_release_that_was_cancelled_is_sent_again(name: str) -> None:
-    """Its transaction did nothing."""
-    store = Endless()
+async def is_released_again(store: Endless, name: str) -> None:
+    """The transaction of a release hangs until it is cancelled. Return once the hold has ended nevertheless."""
     async with patient(store) as client:
         lease = await client(name).acquire(timeout=None)
         store.hangs = True
@@ -117,8 +116,13 @@ async def test_f28_a_release_that_was_cancelled_is_sent_again(name: str) -> None
         await turns()
         await store.give_up()
         await asyncio.wait_for(releasing, LIMIT)
-        store.clock.advance(1.0)  # the pause before it
+        store.clock.advance(1.0)  # the pause before the second release
         await until(lambda: not state_of(store, name).holds)
+
+
+async def test_f28_a_release_that_was_cancelled_is_sent_again(name: str) -> None:
+    """Its transaction did nothing."""
+    await is_released_again(Endless(), name)
 
 
 class Obliging(Endless):
@@ -138,15 +142,7 @@ async def test_f28_a_transaction_that_returns_after_its_cancel_counts_as_unknown
     """A release whose store swallows the cancel, and has rolled back, is sent again."""
     store = Obliging()
     store.committed = True
-    async with patient(store) as client:
-        lease = await client(name).acquire(timeout=None)
-        store.hangs = True
-        releasing = asyncio.create_task(lease.release())
-        await turns()
-        await store.give_up()
-        await asyncio.wait_for(releasing, LIMIT)
-        store.clock.advance(1.0)
-        await until(lambda: not state_of(store, name).holds)
+    await is_released_again(store, name)
 
 
 async def test_f28_the_log_says_once_that_a_transaction_goes_on(name: str, caplog: pytest.LogCaptureFixture) -> None:

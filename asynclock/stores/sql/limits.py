@@ -17,7 +17,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynclock._clock import reading_time
-from asynclock._loop import own_task
+from asynclock._loop import own_task, retrieve
 from asynclock.stores.forks import Kept, descriptor_of, keep_from_children
 
 if TYPE_CHECKING:
@@ -145,15 +145,14 @@ def forget_closed_loops() -> None:
 
 def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
     """Run it, and wait for it only when the client closes (`rest`). It has a limit of its own."""
-    task: asyncio.Task[object] = own_task(work, ended=_retrieve)
+    task: asyncio.Task[object] = own_task(work, ended=_ended)
     _left.add(task)
     return task
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
+def _ended(task: asyncio.Task[Any]) -> None:
     _left.discard(task)
-    if not task.cancelled():
-        task.exception()
+    retrieve(task)
 
 
 async def rest(seconds: float) -> None:

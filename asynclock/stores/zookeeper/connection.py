@@ -35,6 +35,7 @@ from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, S
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from asynclock._loop import retrieve
 from asynclock.stores.forks import Origin
 from asynclock.stores.zookeeper.client import Client, permission_of
 from asynclock.stores.zookeeper.handler import Handler
@@ -298,7 +299,7 @@ class Connection:
             if self.state is SessionState.CONNECTED:  # else neither kazoo nor a server has it
                 path, children = key
                 removing = self._requests.ask(self._client.unwatch(path, watch, children=children))
-                removing.add_done_callback(_ignore)  # it may have fired, or the connection is lost
+                removing.add_done_callback(retrieve)  # it may have fired, or the connection is lost
 
     def _fired(self, key: tuple[str, bool], watch: Watch) -> None:
         if self._watches.get(key) is watch:
@@ -438,9 +439,3 @@ def _stat(stat: Any) -> Stat:
 def _settle(future: asyncio.Future[None], value: None) -> None:
     if not future.done():
         future.set_result(value)
-
-
-def _ignore(done: asyncio.Future[Any]) -> None:
-    """Read its error, or asyncio would log it."""
-    if not done.cancelled():
-        done.exception()
