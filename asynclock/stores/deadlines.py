@@ -45,6 +45,12 @@ class Deadlines(Generic[_T]):
         """It has ended. A second call does nothing."""
         self._due.pop(thing, None)
 
+    def expire(self) -> None:
+        """All are overdue now."""
+        due, self._due = self._due, {}
+        for thing in due:
+            self._overdue(thing)
+
     def stop(self) -> None:
         """Nothing is overdue any more."""
         self._due.clear()

@@ -352,6 +352,10 @@ class Jobs:
                 async with asyncio.timeout(left):
                     await self._all_ended.wait()
 
+    def cancel_limited(self) -> None:
+        """Cancel those that have a limit, before it is reached."""
+        self._limits.expire()
+
     async def aclose(self) -> None:
         """Cancel those that run, and drop the others."""
         self._closed = True

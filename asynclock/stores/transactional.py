@@ -57,6 +57,10 @@ __all__ = [
 _REOPEN = (0.05, 1.0)
 """Seconds between two attempts to open a node that is down: the least and the greatest; doubled after each."""
 
+_PATIENT = 2 / 3
+"""The part of the time for which a close awaits answers after which it cancels transactions: one that hangs may be in
+the way of a release."""
+
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
 
@@ -514,7 +518,11 @@ class TransactionalNode:
         if self._down is not None:
             self._down.set()  # a release that waits for the database is tried now
         began = self._clock.now()
-        await self._jobs.rest(AT_MOST if self._releasing else closing_time(self._last_deadline - began))
+        within = AT_MOST if self._releasing else closing_time(self._last_deadline - began)
+        if not self._store.limits_transactions:
+            await self._jobs.rest(within * _PATIENT)
+            self._jobs.cancel_limited()
+        await self._jobs.rest(began + within - self._clock.now())
         await self._redelivery.finish(began + AT_MOST)
         self._redelivery.stop()
         await self._jobs.aclose()

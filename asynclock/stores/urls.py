@@ -55,6 +55,10 @@ _WITHOUT_SLASHES = ("embedded", "memory")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _BETWEEN = re.compile(r",\s*(?=[a-z][a-z0-9+.-]*://|(?:embedded|memory):)", re.IGNORECASE)
 _WHITE = string.whitespace
+_RAW = (*_EXTRAS, "zookeeper")
+"""The schemes in whose passwords `/`, `#`, and in SQL `?`, may stand as they are."""
+
+_USER = re.compile(r"[^:@/?#]*:[^@]*@")
 _INVISIBLE = re.compile(r"[\t\n\r\v\f]")
 _MAY_BE_SECRET = re.compile(r"[@?#=]")
 
@@ -95,8 +99,11 @@ def trimmed(url: str) -> str:
     space inside: Python drops line feeds and tabs within a url in silence, and two lines would be one host. Paths and
     secrets may have spaces, and hosts have none."""
     url = url.strip()
-    scheme = url.partition(":")[0].lower()
-    hosts = re.split("[/?#]", url.partition("://")[2])[0].rpartition("@")[2]
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    if scheme.partition("+")[0] in _RAW:
+        rest = _USER.sub("", rest, count=1)
+    hosts = re.split("[/?#]", rest)[0].rpartition("@")[2]
     if _INVISIBLE.search(url) or (scheme != "unix" and any(" " in each.strip() for each in hosts.split(","))):
         raise ConfigError("a url has white space inside: separate urls with commas, and write %20 for a space")
     return url

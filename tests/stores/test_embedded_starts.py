@@ -51,6 +51,17 @@ async def test_a_server_that_crashes(script: Path) -> None:
     assert "did not start (exit code 139): cannot go on" in await complaint()
 
 
+def test_a_keeper_that_is_killed_while_its_server_starts(box: Box, script: Path, tmp_path: Path) -> None:
+    """As by the OOM killer. That is no error of the user: the search starts another one."""
+    killed = tmp_path / "killed"
+    script.write_text(
+        f'#!/bin/sh\n[ -e "{killed}" ] || {{ touch "{killed}"; kill -9 $PPID; sleep 60; }}\n'
+        f'exec "{real_binary()}" "$@"\n'
+    )
+    assert finding.Search(Home("default")).work() == box.socket()
+    assert killed.exists()
+
+
 async def test_a_server_that_says_why_it_does_not_answer(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on without an answer."""
     monkeypatch.setattr(finding, "START_LIMIT", 20.0)

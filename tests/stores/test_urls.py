@@ -252,6 +252,14 @@ def test_a_store_takes_no_white_space_within_its_url(store: Any, url: str) -> No
         store(url)
 
 
+@pytest.mark.parametrize("sign", "/#?")
+@pytest.mark.parametrize("scheme", ["postgresql", "mariadb", "zookeeper"])
+def test_a_password_may_have_a_space_before_a_raw_sign(scheme: str, sign: str) -> None:
+    """It is no space within a host."""
+    if (scheme, sign) != ("zookeeper", "?"):  # there, `?` begins the options
+        store_for(f"{scheme}://me:kilo watt{sign}1@host/locks")
+
+
 @pytest.mark.parametrize("url", ["memory:kilo", "memory://kilo", "memory:///kilo", "memory:?kilo=1"])
 def test_a_memory_url_takes_no_name(url: str) -> None:
     """Clients that give the same one would share nothing. The error says how they share locks."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
-from asynclock.stores.embedded.keeper import AGAIN, text_of
+from asynclock.stores.embedded.keeper import AGAIN, ENDING, text_of
 from asynclock.stores.shared_calls import Call
 
 if TYPE_CHECKING:
@@ -259,13 +259,13 @@ def keeper_command(folder: Path) -> list[str]:
 
 def _keep(folder: Path, path: Path) -> None:
     """Start a keeper, and wait for its server. It may end without one (`AGAIN`)."""
-    command, log = keeper_command(folder), folder / "log"
-    with (  # Popen waits until all copies of a pipe are closed, and a child would have one
+    log = folder / "log"
+    with (  # a child forked in here would have modules whose import never ends, and a copy of the pipe Popen waits for
         _unforked,
         os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as output,
     ):
         keeper = subprocess.Popen(  # noqa: S603 - our own module
-            command,
+            keeper_command(folder),
             cwd="/",
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             stdin=subprocess.DEVNULL,
@@ -276,7 +276,7 @@ def _keep(folder: Path, path: Path) -> None:
     try:
         valkey.wait_ready(path, keeper, START_LIMIT, log)
     except ConfigError:
-        if keeper.returncode != AGAIN:
+        if keeper.returncode != AGAIN and -keeper.returncode not in ENDING:
             raise
     finally:
         keeper.returncode = 0  # the keeper outlives this process; Popen must not warn that it still runs

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 AGAIN = os.EX_TEMPFAIL
 """The exit code of a keeper that another one has come before, or whose files or users are gone: look again."""
 
-_ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a server on purpose. One that ends in another way cannot be started."""
+ENDING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a server, or its keeper, on purpose. One that ends in another way cannot be started."""
 
 _LOOKS = 1.0  # seconds between two looks at the files
 _OLD = 3600.0  # seconds; what cleans /tmp deletes files that nobody has used for days
@@ -63,7 +63,7 @@ def keep(folder: Path, program: str) -> int:
     threading.Thread(target=_end_with_the_files, args=(files, path, server), daemon=True).start()
     # Whatever the reason: when this process ends, a user finds `alive` unlocked, and starts another keeper.
     code = server.wait()
-    if code == 0 or -code in _ENDING or not _are_there(locked):  # it cannot start in a folder that was deleted
+    if code == 0 or -code in ENDING or not _are_there(locked):  # it cannot start in a folder that was deleted
         return AGAIN
     return code if code > 0 else 128 - code
 
