@@ -12,7 +12,7 @@ from asynclock import Redlock
 from asynclock.stores.sql import SQLStore, pool
 from asynclock.stores.sql.driven import Driven
 from tests.support.proxy import TcpProxy
-from tests.support.sql_states import session, uses_of
+from tests.support.sql_states import is_idle, session, uses_of
 from tests.support.waiters import LIMIT, LONG, until
 
 CYCLES = 20
@@ -56,6 +56,7 @@ async def test_f2_a_statement_without_an_answer_ends(url: str, name: str, monkey
         store = SQLStore(url.replace(f":{urlsplit(url).port}", f":{proxy.port}"), "without_an_answer")
         async with Redlock(store, lease=LONG, node_timeout=LIMIT, patience=LIMIT) as client:
             await cycles(client, name, 3)
+            await until(lambda: is_idle(store))
             proxy.drop_replies = proxy.drop_requests = True
             monkeypatch.setattr(pool, "LIMIT", 0.5)  # not before: a busy machine may take longer for an answer
             monkeypatch.setattr(pool, "STOPPING", 0.1)

@@ -189,7 +189,8 @@ async def commits_wait(server: PostgreSQL, session: asyncpg.Connection) -> bool:
 async def test_f6_releases_that_wait_for_a_standby_are_no_outage(
     server: PostgreSQL, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server answers, and ends each statement when it is asked to. The release is sent again and again."""
+    """The server answers, and ends each statement when it is asked to. The release is sent again and again. It leaves
+    the name taken for a while, so its commit is awaited."""
     for module in (pool, single, transactions):
         monkeypatch.setattr(module, "LIMIT", 0.5)
     deliver, tries = SQLStore.deliver, asyncio.Semaphore(0)
@@ -202,7 +203,7 @@ async def test_f6_releases_that_wait_for_a_standby_are_no_outage(
     table, events = name.replace(":", "_"), list[object]()
     async with Redlock(SQLStore(server.url, table), lease=LONG, node_timeout=LIMIT) as client:
         client.subscribe(events.append)
-        lease = await client(name).acquire(timeout=None)
+        lease = await client(name, min_hold=LONG).acquire(timeout=None)
         assert lease
         async with stopped(server, "standby", table, [name]), asyncio.timeout(LIMIT):
             await lease.release()

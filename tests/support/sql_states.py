@@ -131,6 +131,13 @@ async def write_state(store: SQLStore, key: str, state: State) -> None:
         await pool.aclose()
 
 
+def is_idle(store: SQLStore) -> bool:
+    """Whether no connection is in use, and nobody is about to look for notices."""
+    database = database_of(store)
+    looks = database._inbox is not None and database._inbox._look.is_set()
+    return not looks and database.connected.pool._out == 0
+
+
 def uses_of(store: SQLStore) -> int:
     """How many statements are under way without a task."""
     return len(database_of(store).connected.pool._uses)

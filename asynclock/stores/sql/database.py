@@ -243,7 +243,7 @@ class Database:
         if self.push.has_come:
             self.singles = Singles(settings.label, settings.table, self.dialect.now, pool)
             transactions.compare_and_set = CompareAndSet(settings.table, self.dialect.now, self._messages)
-        elif is_of_mariadb(pool.source) and settings.driver == "asyncmy" and settings.engine is None:
+        elif is_of_mariadb(pool.source) and settings.driver == "asyncmy":
             self.singles = MySQLSingles(settings.label, settings.table, pool)
 
     async def _prepare(self, transactions: Transactions) -> None:

@@ -15,7 +15,7 @@ from asynclock.stores.sql.charsets import narrowest
 from asynclock.stores.sql.errors import Conflict, Demoted, Meaning, is_duplicate, meaning
 from asynclock.stores.sql.files import FileReplaced
 from asynclock.stores.sql.limits import LIMIT, LOCKED, WAITING
-from asynclock.stores.sql.lines import READ_ONLY, committed, is_read_only
+from asynclock.stores.sql.lines import IDLE, READ_ONLY, committed, is_read_only
 from asynclock.stores.sql.rows import CLOCK, COLUMNS, FLOOR, Row
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.lines import Line
 
 _COLUMNS = COLUMNS
-
-IDLE = 3.0
-"""Seconds after which a server ends the transaction of a client that stands still: its row locks stop all others."""
 
 
 def begin_with(lock_timeout: float, mode: str = "") -> str:

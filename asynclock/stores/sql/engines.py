@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.forks import Origin
 from asynclock.stores.lookups import lookup_under_way
-from asynclock.stores.sql.dialects import DIALECTS, IDLE
+from asynclock.stores.sql.dialects import DIALECTS
 from asynclock.stores.sql.drivers import creator_of
 from asynclock.stores.sql.errors import (
     Queued,
@@ -35,8 +35,16 @@ from asynclock.stores.sql.errors import (
 )
 from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of
 from asynclock.stores.sql.limits import CLOSING, cut, in_background, keep_socket, limited, rest, threads_ended
-from asynclock.stores.sql.lines import SERVED, AsyncmyLine, AsyncpgLine, CoreLine, closed
-from asynclock.stores.sql.set_up import CHARSET, SQL_MODE
+from asynclock.stores.sql.lines import (
+    MYSQL_SETTINGS,
+    SERVED,
+    AsyncmyLine,
+    AsyncpgLine,
+    CoreLine,
+    closed,
+    mysql_settings,
+)
+from asynclock.stores.sql.set_up import CHARSET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -199,11 +207,7 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
     elif driver == "psycopg":
         arguments = {"prepare_threshold": None}  # whether there is a pooler is not found out for this driver
     elif driver in ("asyncmy", "aiomysql"):
-        # The first is for rows, the second for the table: as a dump locks it. A server may be set to begin another
-        # transaction after each COMMIT, in which a single statement would be lost, or to take '' for NULL.
-        limits = f"innodb_lock_wait_timeout = {int(IDLE)}, lock_wait_timeout = {int(IDLE)}"
-        setting = f"SET SESSION {limits}, completion_type = 0, sql_mode = '{SQL_MODE}'"
-        arguments = {"connect_timeout": connect_timeout, "init_command": setting}
+        arguments = {"connect_timeout": connect_timeout, "init_command": mysql_settings(MYSQL_SETTINGS)}
     elif backend == "sqlite":
         arguments = {"timeout": 0.0}  # it would sleep up to 100 ms; the store asks again after a shorter pause
     if (creator := creator_of(driver, connect_timeout)) is not None:
@@ -443,9 +447,10 @@ class EngineSource:
                 lent.own = self.own
                 await (lent.set_up() if self.settings else lent.run(SERVED))
                 return lent
-            if self.engine.dialect.driver == "asyncmy" and self.own:
+            if self.engine.dialect.driver == "asyncmy":
                 line = AsyncmyLine(connection, driver)
-                await line.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                line.own = self.own
+                await line.set_up()
                 return line
             core = CoreLine(connection, driver, file)
             if self.engine.dialect.name == "postgresql":

@@ -2,7 +2,7 @@
 
     CoreLine      any driver, through SQLAlchemy
     AsyncpgLine   asyncpg itself, below SQLAlchemy: a statement costs the client a third
-    AsyncmyLine   asyncmy itself, for an engine of our own
+    AsyncmyLine   asyncmy itself, which can send several statements in one packet
 
 A line is in autocommit mode: transactions begin and end by statements.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sqlalchemy import text
@@ -54,6 +54,23 @@ _NOTHING: dict[str, Any] = {}
 
 SERVED = "SELECT 1"
 """A pooler accepts a login before it has a connection of the server for it: then only a statement shows that it has."""
+
+IDLE = 3.0
+"""Seconds after which a server ends the transaction of a client that stands still: its row locks stop all others."""
+
+SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
+"""Of our sessions on MySQL and MariaDB: a value that does not fit is an error."""
+
+MYSQL_SETTINGS = {
+    "innodb_lock_wait_timeout": f"{IDLE:.0f}",  # for rows
+    "lock_wait_timeout": f"{IDLE:.0f}",  # for the table: as a dump locks it
+    "completion_type": "0",  # else each COMMIT might begin a transaction, in which a single statement would be lost
+    "sql_mode": SQL_MODE,  # else '' might be NULL
+}
+"""For a session of MySQL or MariaDB."""
+
+_ISOLATION = ("tx_isolation", "transaction_isolation")
+"""A server has one of these variables, or both."""
 
 READ_ONLY = "@@global.read_only"
 """Of MariaDB and MySQL; also set where super_read_only is. Its values are 0 and 1; of a newer MariaDB OFF, ON and
@@ -183,9 +200,21 @@ class AsyncmyLine(_EngineLine):
 
     def __init__(self, connection: AsyncConnection, driver: Any) -> None:
         super().__init__(connection, driver)
+        self._settings: dict[str, str] = {}  # of a user's session, to send when it goes back
         self._prepared: dict[str, str] = {}  # the names of the statements that the server has prepared, by their text
         self._prepares = True
         self._most = 0  # see `_longest`; 0: not known yet
+
+    async def set_up(self) -> None:
+        """Set up the session. That of a user's engine has its own settings again when it goes back."""
+        if self.own:
+            await self.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            return
+        ours = {**MYSQL_SETTINGS, **dict.fromkeys(_ISOLATION, "READ-COMMITTED")}
+        names = ", ".join(map(repr, ours))
+        self._settings = dict(await self.fetch(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({names})"))
+        await self.run(mysql_settings({name: ours[name] for name in self._settings}))
+        await self.run("ROLLBACK")  # where each transaction begins the next one, one is open
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]
@@ -197,7 +226,7 @@ class AsyncmyLine(_EngineLine):
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
         compiled, names = _formatted(sql)
-        async with self.driver.cursor() as cursor:
+        async with self.driver.cursor(_cursor()) as cursor:  # that of a user's engine may return other rows
             await cursor.execute(compiled, [params[name] for name in names])
             return [] if cursor.description is None else await cursor.fetchall()
 
@@ -308,6 +337,13 @@ class AsyncmyLine(_EngineLine):
             if "ISOLATION" not in each:  # the session has it
                 await self.driver.query(each)
 
+    async def _give_back(self) -> None:
+        for name in self._prepared.values():
+            await self.run(f"DEALLOCATE PREPARE {name}")
+        if self._settings:
+            await self.run(mysql_settings(self._settings))
+        await super()._give_back()
+
 
 class AsyncpgLine(_EngineLine):
     """See the module. `driver` is the connection of asyncpg in `connection`."""
@@ -365,8 +401,21 @@ class AsyncpgLine(_EngineLine):
         return True
 
 
+@cache
+def _cursor() -> Any:
+    from asyncmy.cursors import Cursor  # its lines only
+
+    return Cursor
+
+
 def _set(settings: Mapping[str, str]) -> str:
     return "; ".join(f"SET {name} = '{value}'" for name, value in settings.items())
+
+
+def mysql_settings(settings: Mapping[str, str]) -> str:
+    """The statement that sets them."""
+    pairs = [f"{name} = {each}" if each.isdigit() else f"{name} = '{each}'" for name, each in settings.items()]
+    return f"SET SESSION {', '.join(pairs)}"
 
 
 @contextmanager

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
 from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.lines import SQL_MODE
 from asynclock.stores.sql.rows import Row
 
 if TYPE_CHECKING:
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
-
-SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
-"""Of our sessions on MySQL and MariaDB: a value that does not fit is an error."""
 
 CHARSET = "utf8mb4"
 """Of all sessions there: SQLAlchemy sets that of the driver. With another one the server would give `?` for a character

@@ -3,6 +3,11 @@
 Such a statement finds a plain row (`rows.py`) or none, does what `decide` would do, and returns the fence. For another
 row it returns nothing; then the op is decided in a transaction. Ops of several names that are ready at the same time
 leave in one statement. It waits for the lock of no row.
+
+The commit of such a release waits for no disk and no standby (`synchronous_commit = off`). If the server crashes within
+the next second, the hold may be there again until its lease ends, as if the release had never arrived. Each later grant
+comes after the release in the log of the server, and is not kept without it. A release that raises the fence must last,
+and is committed as usual.
 """
 
 from __future__ import annotations
@@ -61,11 +66,15 @@ def statement(table: str, now: str, group: str) -> str:
     Each row is looked up in the same way, and updated at its place (ctid, which is unique in its partition). If the row
     has moved since the statement began, nothing is found there, and the op is decided in a transaction."""
     verb, _, span = group.partition(" ")
-    first = f", {_first(table, int(span))} AS first" if verb == "acquire" else ""
+    more, found = "", _FOUND
+    if verb == "acquire":
+        more = f", {_first(table, int(span))} AS first"
+    elif verb == "release":
+        more, found = f", CASE WHEN bool_and(t.fence >= q.number) OVER () THEN {_UNFLUSHED} END", f"{_FOUND}, fence"
     mine = f"""WITH c AS MATERIALIZED (SELECT {now} AS now, {_LOCK_TIMEOUT} AS at_most),
         mine AS MATERIALIZED (
-            SELECT q.*, c.now, t.*{first} FROM c CROSS JOIN {_GIVEN} LEFT JOIN LATERAL (
-                {latest(table, "q.name", _FOUND)}
+            SELECT q.*, c.now, t.*{more} FROM c CROSS JOIN {_GIVEN} LEFT JOIN LATERAL (
+                {latest(table, "q.name", found)}
                 FOR UPDATE SKIP LOCKED) AS t ON true)"""  # noqa: S608
     if verb == "acquire":
         return f"{mine}, {_acquire(table, int(span))}"
@@ -80,7 +89,10 @@ def statement_of_one(table: str, now: str, group: str) -> str:
             t AS MATERIALIZED ({latest(table, ":name", _FOUND)} FOR UPDATE SKIP LOCKED),
             mine AS MATERIALIZED (SELECT c.*, t.*, {_first(table, int(span))} AS first FROM c LEFT JOIN t ON true),
             {_acquire(table, int(span))}"""  # noqa: S608
-    mine = f"{latest(table, ':name', f'{now} AS now, {_VALUES}, {_FOUND}')} FOR UPDATE SKIP LOCKED"
+    found = f"{now} AS now, {_VALUES}, {_FOUND}"
+    if verb == "release":
+        found += f", CASE WHEN fence >= CAST(:number AS bigint) THEN {_UNFLUSHED} END"
+    mine = f"{latest(table, ':name', found)} FOR UPDATE SKIP LOCKED"
     return f"WITH mine AS ({mine}) {_change(table, group)}"
 
 
@@ -142,6 +154,9 @@ _FOUND = "tableoid AS part, ctid AS at, owner AS holder, count, expires_at AS en
 
 _LOCK_TIMEOUT = f"set_config('lock_timeout', '{int(LOCKED * 1000)}', true)"
 """As SET LOCAL, which would be a statement of its own."""
+
+_UNFLUSHED = "set_config('synchronous_commit', 'off', true)"
+"""The same: the commit of this statement returns before it is on a disk."""
 
 _TAKEN = (
     "owner = m.owner, node_info = m.info, count = 1, fence = {fence}, expires_at = m.now + m.lease, "
