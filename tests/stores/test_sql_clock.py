@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from asynclock import ConfigError, Redlock
 from asynclock.stores.sql import SQLStore, engines
 from asynclock.stores.sql.lines import AsyncmyLine
-from tests.support.sql_states import read_rows
+from tests.support.sql_states import read_rows, transactions_only
 from tests.support.waiters import LIMIT, until
 
 _HOUR = 3600
@@ -104,23 +103,34 @@ async def test_f1_the_zone_changes_while_an_op_waits_for_a_row(
         await lease.release()
 
 
-async def test_f1_a_statement_reads_the_local_time_once(name: str, mariadb_url: str) -> None:
+async def test_f1_a_statement_reads_the_local_time_once(
+    name: str, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The zone may change between two mentions of SYSDATE, so that a check of one says nothing of the other."""
-    engine, sent = create_async_engine(mariadb_url.replace("mariadb:", "mariadb+asyncmy:")), list[str]()
-    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
-    async with Redlock(SQLStore(engine)) as client:
+    sent = list[str]()
+
+    class Session(AsyncmyLine):
+        async def fetch(self, sql: str, params: Mapping[str, Any] = {}) -> Sequence[Any]:
+            sent.append(sql)
+            return await super().fetch(sql, params)
+
+    monkeypatch.setattr(engines, "AsyncmyLine", Session)
+    transactions_only(monkeypatch)
+    async with Redlock(mariadb_url) as client:
         for _ in range(2):  # without a row, and with one
             async with client(name):
                 assert (await client.inspect(name)).holders
-    await engine.dispose()
     assert {each.count("SYSDATE") for each in sent} == {0, 1}
 
 
 @pytest.mark.parametrize("way", ["a transaction", "one statement first"])
-async def test_f1_the_time_of_an_op_that_waits(name: str, mariadb_url: str, way: str) -> None:
+async def test_f1_the_time_of_an_op_that_waits(
+    name: str, mariadb_url: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For a row that another client had locked: what is written later has the later time."""
-    engine = create_async_engine(mariadb_url.replace("mariadb:", "mariadb+asyncmy:"))
-    store = SQLStore(engine if way == "a transaction" else mariadb_url)
+    if way == "a transaction":
+        transactions_only(monkeypatch)
+    store = SQLStore(mariadb_url)
     async with Redlock(store, lease=60) as client:
         async with client(name):
             pass
@@ -133,7 +143,6 @@ async def test_f1_the_time_of_an_op_that_waits(name: str, mariadb_url: str, way:
         rows, _ = await read_rows(store, [name])
         assert (rows[name].expires_at or 0.0) - 60 >= freed
         await lease.release()
-    await engine.dispose()
 
 
 async def test_f1_a_single_statement_does_nothing_while_the_clock_of_its_session_stands_still(

@@ -18,7 +18,7 @@ from asynclock.stores.sql.mysql_single import statement
 from asynclock.stores.sql.rows import FLOOR
 from asynclock.stores.sql.sending import Single
 from tests.support.services.mariadb import MariaDB, own_mariadb
-from tests.support.sql_states import database_of, read_rows, session
+from tests.support.sql_states import database_of, read_rows, session, transactions_only
 from tests.support.waiters import LIMIT, LONG
 
 DEMOTED, PROMOTED = "SET GLOBAL read_only = ON", "SET GLOBAL read_only = OFF"
@@ -42,7 +42,7 @@ async def admin(server: MariaDB) -> AsyncIterator[AsyncConnection]:
 
 @asynccontextmanager
 async def by_engine(server: MariaDB) -> AsyncIterator[SQLStore]:
-    """Its ops are transactions, over an engine of the user's."""
+    """Over an engine of the user's."""
     engine = create_async_engine(server.url.replace("mariadb:", "mariadb+asyncmy:"))
     yield SQLStore(engine)
     await engine.dispose()
@@ -109,7 +109,9 @@ async def test_f24_a_transaction_that_is_committed_after_the_demotion_grants_not
         await admin.exec_driver_sql(DEMOTED)
         await commit(self, line)
 
-    async with by_engine(server) as store, Redlock(store, lease=LONG, patience=0, connect_timeout=LIMIT) as client:
+    transactions_only(monkeypatch)
+    store = SQLStore(server.url)
+    async with Redlock(store, lease=LONG, patience=0, connect_timeout=LIMIT) as client:
         async with client(name):
             pass
         monkeypatch.setattr(MySQL, "commit", demoted_before)

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.sql import SQLStore, engines
+from asynclock.stores.sql.engines import url_of
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine
 from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.sending import Single
@@ -209,6 +210,53 @@ async def test_an_engine_gets_its_connections_back_with_their_settings(postgresq
             found = [(await back.exec_driver_sql(f"SHOW {each}")).scalar() for each in ("jit", "enable_hashjoin")]
             assert found == ["off", "on"]
         assert any(each in made for each in again)
+    await engine.dispose()
+
+
+SET = {"innodb_lock_wait_timeout": 7, "sql_mode": "ANSI_QUOTES", "tx_isolation": "SERIALIZABLE"}
+
+
+async def test_an_engine_of_mariadb_gets_its_connections_back_with_their_settings(mariadb: MariaDB, name: str) -> None:
+    """Also those that the program has set itself; and no statement is left that the server has prepared."""
+    set_up = ", ".join(f"{each} = {value!r}" for each, value in SET.items())
+    options = {"init_command": f"SET SESSION {set_up}, completion_type = 'CHAIN'"}
+    engine = create_async_engine(url_of(mariadb.url), connect_args=options)
+    made = list[Any]()
+    event.listen(engine.sync_engine, "connect", lambda connection, _: made.append(connection))
+    prepared = "SHOW GLOBAL STATUS LIKE 'Prepared_stmt_count'"
+    async with Redlock(SQLStore(engine)) as client:
+        for _ in range(3):
+            async with client(name):
+                pass
+        async with session(mariadb.url) as admin:
+            assert (await admin.exec_driver_sql(prepared)).one()[1] != "0"
+    async with AsyncExitStack() as stack:
+        again = list[Any]()
+        for _ in range(engine.sync_engine.pool.checkedin()):  # type: ignore[attr-defined]
+            back = await stack.enter_async_context(engine.connect())
+            again.append((await back.get_raw_connection()).dbapi_connection)
+            variables = ", ".join(f"@@SESSION.{each}" for each in (*SET, "completion_type"))
+            assert (await back.exec_driver_sql(f"SELECT {variables}")).one() == (*SET.values(), "CHAIN")
+            assert (await back.exec_driver_sql(prepared)).one()[1] == "0"
+        assert any(each in made for each in again)
+    await engine.dispose()
+
+
+async def test_an_engine_whose_sessions_chain_transactions(mariadb: MariaDB, name: str) -> None:
+    """In the one that is open when a connection comes from its pool a grant would be lost."""
+    options = {"init_command": "SET SESSION completion_type = 'CHAIN'"}
+    engine = create_async_engine(url_of(mariadb.url), connect_args=options, isolation_level="AUTOCOMMIT")
+    async with AsyncExitStack() as stack:  # afterwards the pool sends a ROLLBACK, which begins the next transaction
+        for _ in range(engines.CONNECTIONS):
+            await stack.enter_async_context(engine.connect())
+    async with Redlock(SQLStore(engine), lease=LONG) as client, Redlock(mariadb.url) as other:
+        async with client(name):  # the first op is a transaction
+            pass
+        for turn in range(3):  # each turn needs more connections
+            names = [f"{name}:{turn}:{each}" for each in range(2 * engines.CONNECTIONS)]
+            leases = await asyncio.gather(*(client(each).acquire(timeout=None) for each in names))
+            assert await asyncio.gather(*(other(each).acquire(timeout=0) for each in names)) == [None] * len(names)
+            await asyncio.gather(*(each.release() for each in leases))
     await engine.dispose()
 
 

@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +122,27 @@ async def test_no_setting_of_the_server_reaches_the_sessions_of_a_url(odd_server
 
 
 @ON_ODD_SERVER
+async def test_no_setting_of_the_server_reaches_the_sessions_of_an_engine_with_asyncmy(
+    odd_server: MariaDB, name: str
+) -> None:
+    """While the store uses them."""
+    engine = create_async_engine(url_of(odd_server.url))
+    async with Redlock(SQLStore(engine), lease=LONG) as client, Redlock(odd_server.url, lease=LONG) as other:
+        for _ in range(3):
+            async with client(name), client.multi(f"{name}:a", f"{name}:b"):
+                assert await other(name).acquire(timeout=0) is None
+    await engine.dispose()
+
+
+@ON_ODD_SERVER
+@pytest.mark.skipif(find_spec("aiomysql") is None, reason="the driver is not installed")
 async def test_a_session_of_an_engine_that_no_lock_works_in_is_a_config_error(odd_server: MariaDB, name: str) -> None:
     """With the init_command that solves it."""
 
     @asynccontextmanager
     async def client_of(**arguments: str) -> AsyncIterator[Redlock]:
-        engine = create_async_engine(url_of(odd_server.url), connect_args=arguments)
+        url = url_of(odd_server.url.replace("mariadb:", "mariadb+aiomysql:"))
+        engine = create_async_engine(url, connect_args=arguments)
         async with Redlock(SQLStore(engine), patience=LIMIT) as client:
             yield client
         await engine.dispose()

@@ -19,6 +19,7 @@ from asynclock.stores.sql.sending import Single
 from asynclock.stores.sql.single import statement, statement_of_one
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
+from tests.support.sql_states import read_rows
 from tests.support.waiters import LIMIT, LONG, until
 
 TABLE = "unflushed"
@@ -53,14 +54,17 @@ async def standby_gone(server: PostgreSQL) -> AsyncIterator[asyncpg.Connection]:
 async def commits_wait(server: PostgreSQL, session: asyncpg.Connection) -> bool:
     """Whether a commit of now waits: the checkpointer has read the settings."""
     another = await asyncpg.connect(server.url)
+    pid = another.get_server_pid()
     committing = asyncio.create_task(another.execute("SELECT pg_logical_emit_message(true, '', '')"))
     try:
-        while not (found := await waits(session, another.get_server_pid())) and not committing.done():
+        while not (found := await waits(session, pid)) and not committing.done():
             await asyncio.sleep(0.01)
         return found
     finally:
-        await session.execute("SELECT pg_terminate_backend($1)", another.get_server_pid())
+        await session.execute("SELECT pg_terminate_backend($1)", pid)
         another.terminate()
+        while await waits(session, pid):
+            await asyncio.sleep(0.01)
         await asyncio.gather(committing, return_exceptions=True)
 
 
@@ -82,6 +86,27 @@ async def test_a_release_waits_for_no_standby(server: PostgreSQL, name: str, num
             while not all(each.done() for each in releasing):
                 assert not await waits(session)
             assert not any(await asyncio.gather(*(client(each).locked() for each in names)))
+
+
+async def test_a_hold_whose_release_was_lost_in_a_crash_ends_with_its_lease(name: str) -> None:
+    """The server is killed right after the release. The hold is there again, and the next one has a greater token."""
+    with own_postgresql(wal_writer_delay="10s") as server:
+        store = SQLStore(server.url, TABLE)
+        async with Redlock(store, lease=6.0, node_timeout=2.0, patience=LIMIT) as client:
+            async with client(name) as before:
+                pass
+            server.stop()
+            server.start()
+            async with asyncio.timeout(LIMIT):
+                await until_ready(client)
+                assert (await read_rows(store, [name]))[0][name].holds == 1
+                async with client(name) as after:
+                    assert after.fence > before.fence
+
+
+async def until_ready(client: Redlock) -> None:
+    while not (await client.health()).ok:
+        await asyncio.sleep(0.01)
 
 
 async def test_a_release_that_serves_a_waiter_waits_for_the_standby(server: PostgreSQL, name: str) -> None:

@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import asyncpg
+import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from asynclock.rules.model import State
 from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import url_of
 from asynclock.stores.sql.machine_clock import clock_with
@@ -129,6 +131,11 @@ async def write_state(store: SQLStore, key: str, state: State) -> None:
             await line.run("COMMIT")
     finally:
         await pool.aclose()
+
+
+def transactions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each op of a store that is made from now on is a transaction."""
+    monkeypatch.setattr(Database, "_use_fewer_statements", lambda database, transactions: None)
 
 
 def is_idle(store: SQLStore) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sqlalchemy import text
@@ -226,7 +226,7 @@ class AsyncmyLine(_EngineLine):
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
         compiled, names = _formatted(sql)
-        async with self.driver.cursor(_cursor()) as cursor:  # that of a user's engine may return other rows
+        async with self.driver.cursor() as cursor:
             await cursor.execute(compiled, [params[name] for name in names])
             return [] if cursor.description is None else await cursor.fetchall()
 
@@ -399,13 +399,6 @@ class AsyncpgLine(_EngineLine):
                 self._cut()  # the transaction may be open still
             return ended
         return True
-
-
-@cache
-def _cursor() -> Any:
-    from asyncmy.cursors import Cursor  # its lines only
-
-    return Cursor
 
 
 def _set(settings: Mapping[str, str]) -> str:
