@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from asynclock._clock import reading_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from asynclock._time import Clock, Timer
 
@@ -45,11 +45,9 @@ class Deadlines(Generic[_T]):
         """It has ended. A second call does nothing."""
         self._due.pop(thing, None)
 
-    def expire(self) -> None:
-        """All are overdue now."""
-        due, self._due = self._due, {}
-        for thing in due:
-            self._overdue(thing)
+    def __iter__(self) -> Iterator[_T]:
+        """Those that are under way now."""
+        return iter(list(self._due))
 
     def stop(self) -> None:
         """Nothing is overdue any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -96,7 +97,9 @@ class Owner(Protocol):
 class Job(Asked):
     """An op and its transaction."""
 
-    __slots__ = ("asked", "begun", "cancels", "is_begun_earlier", "keys", "owner", "runner", "votes", "waits_for_store")
+    __slots__ = (
+        "asked", "began", "begun", "cancels", "is_begun_earlier", "keys", "owner", "runner", "votes", "waits_for_store",
+    )  # fmt: skip
 
     def __init__(self, owner: Owner, op: Op, handler: ReplyHandler, keys: Sequence[str]) -> None:
         super().__init__(op, handler)
@@ -107,6 +110,7 @@ class Job(Asked):
         self.runner: asyncio.Task[None] | None = None  # runs it, if it needs a task
         self.waits_for_store = False  # its task waits until the store is up: `limit` is called then
         self.cancels = 0  # how often it was cancelled because it did not end
+        self.began = math.inf  # when its transaction did, if that has a limit
         self.begun = False  # its task has had its first step
         self.is_begun_earlier = False  # it ends in another turn of the loop than that in which it was sent
 
@@ -229,7 +233,8 @@ class Jobs:
     def limit(self, job: Job) -> None:
         """Its transaction begins."""
         if self._limited:
-            self._limits.add(job, max(job.handler.deadline, self._clock.now() + ANSWER_TIMEOUT) + GRACE)
+            job.began = self._clock.now()
+            self._limits.add(job, max(job.handler.deadline, job.began + ANSWER_TIMEOUT) + GRACE)
 
     def _cancel(self, job: Job) -> None:
         """Its transaction has not ended in time."""
@@ -352,9 +357,11 @@ class Jobs:
                 async with asyncio.timeout(left):
                     await self._all_ended.wait()
 
-    def cancel_limited(self) -> None:
-        """Cancel those that have a limit, before it is reached."""
-        self._limits.expire()
+    def cancel_begun_before(self, when: float) -> None:
+        """Cancel those that have a limit, before it is reached, if they began before that moment."""
+        for job in self._limits:
+            if job.began < when:
+                self._cancel(job)
 
     async def aclose(self) -> None:
         """Cancel those that run, and drop the others."""

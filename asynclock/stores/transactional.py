@@ -58,8 +58,8 @@ _REOPEN = (0.05, 1.0)
 """Seconds between two attempts to open a node that is down: the least and the greatest; doubled after each."""
 
 _PATIENT = 2 / 3
-"""The part of the time for which a close awaits answers after which it cancels transactions: one that hangs may be in
-the way of a release."""
+"""The part of the time for which a close awaits answers. After that it cancels the transactions that had begun before
+it: one that hangs may be in the way of a release."""
 
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
@@ -119,6 +119,12 @@ class TransactionalStore(ABC):
         The key "" stands for the first connect."""
         del keys, since
         return ""
+
+    def undone(self, tag: str) -> Sequence[Op]:
+        """Releases of the client of that tag that were carried out, and that an outage of the database may have undone.
+        They are sent again."""
+        del tag
+        return ()
 
     def view(self) -> str:
         """What a reader must know of the states that were read last; "" if they are those on which ops are decided."""
@@ -254,6 +260,8 @@ class TransactionalNode:
             self.error, self._down = error, asyncio.Event()
             if isinstance(error, ConfigError):  # it answers, and can still free a name
                 self._down.set()
+            for release in self._store.undone(self._listener.tag):
+                self._redelivery.keep(release, self._clock.now(), error)
             self._jobs.backlog.fail(lambda: self.error)
             self._reports.down(error)  # of an idle connection that was closed: only if it cannot be made again
             self._open_soon(self._reopen())
@@ -521,7 +529,7 @@ class TransactionalNode:
         within = AT_MOST if self._releasing else closing_time(self._last_deadline - began)
         if not self._store.limits_transactions:
             await self._jobs.rest(within * _PATIENT)
-            self._jobs.cancel_limited()
+            self._jobs.cancel_begun_before(began)
         await self._jobs.rest(began + within - self._clock.now())
         await self._redelivery.finish(began + AT_MOST)
         self._redelivery.stop()

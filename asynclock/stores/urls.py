@@ -59,6 +59,7 @@ _RAW = (*_EXTRAS, "zookeeper")
 """The schemes in whose passwords `/`, `#`, and in SQL `?`, may stand as they are."""
 
 _USER = re.compile(r"[^:@/?#]*:[^@]*@")
+_USER_OF_ZOOKEEPER = re.compile(r"[^:@/?#]*:[^@?]*@")
 _INVISIBLE = re.compile(r"[\t\n\r\v\f]")
 _MAY_BE_SECRET = re.compile(r"[@?#=]")
 
@@ -102,7 +103,8 @@ def trimmed(url: str) -> str:
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     if scheme.partition("+")[0] in _RAW:
-        rest = _USER.sub("", rest, count=1)
+        user = (_USER_OF_ZOOKEEPER if scheme == "zookeeper" else _USER).match(rest)
+        rest = rest[user.end() :] if user else rest
     hosts = re.split("[/?#]", rest)[0].rpartition("@")[2]
     if _INVISIBLE.search(url) or (scheme != "unix" and any(" " in each.strip() for each in hosts.split(","))):
         raise ConfigError("a url has white space inside: separate urls with commas, and write %20 for a space")

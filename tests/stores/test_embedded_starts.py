@@ -62,6 +62,14 @@ def test_a_keeper_that_is_killed_while_its_server_starts(box: Box, script: Path,
     assert killed.exists()
 
 
+def test_a_keeper_that_is_killed_again_and_again(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says so."""
+    monkeypatch.setattr(finding, "LIMIT", 0.5)
+    script.write_text("#!/bin/sh\nkill -9 $PPID\nsleep 60\n")
+    with pytest.raises(ConnectionError, match="starts the embedded server was ended by SIGKILL: check"):
+        finding.Search(Home("default")).work()
+
+
 async def test_a_server_that_says_why_it_does_not_answer(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on without an answer."""
     monkeypatch.setattr(finding, "START_LIMIT", 20.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock._options import ANSWER_TIMEOUT
+from asynclock.stores.closing import AT_MOST
 from asynclock.stores.jobs import GRACE
 from asynclock.stores.transactional import Step
 from tests.support.fake_clock import FakeClock
@@ -162,6 +164,34 @@ async def test_f28_a_close_frees_the_name_although_a_transaction_hangs(name: str
     assert store.cancelled == 1
     assert not state_of(store, name).holds
     await asyncio.gather(*asking, return_exceptions=True)
+
+
+class Slow(DictStore):
+    """A transaction takes a while, and ends well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[float] = []
+
+    async def transact(self, keys: Sequence[str], step: Step) -> None:
+        try:
+            await asyncio.sleep(0.02)
+        except asyncio.CancelledError:
+            self.cancelled.append(time.monotonic())
+            raise
+        await super().transact(keys, step)
+
+
+async def test_f28_a_close_cancels_no_transaction_that_has_just_begun(name: str) -> None:
+    """Releases that are carried out one after the other, for longer than a hung one may take."""
+    store = Slow()
+    async with asyncio.timeout(LIMIT), Redlock(store, node_timeout=2.0, lease=LONG, max_lease=LONG) as client:
+        leases = [await client(f"{name}:{each}").acquire(timeout=None) for each in range(75)]
+        releasing = [asyncio.create_task(each.release()) for each in leases]
+        await turns()
+        began = time.monotonic()
+    assert all(when - began > AT_MOST - 0.1 for when in store.cancelled)  # at the end of the close only
+    await asyncio.gather(*releasing, return_exceptions=True)
 
 
 async def test_f28_the_log_says_once_that_a_transaction_goes_on(name: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 from asynclock import ConfigError, Redlock
 from asynclock.rules.model import Entry, State
@@ -267,6 +267,13 @@ async def test_a_hand_over_by_looks_takes_a_quarter_of_a_second(
 
 
 # -- loops, forks, engines ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://a/b", "mysql+asyncmy://a/b", "sqlite+aiosqlite:////tmp/a"])
+def test_an_engine_that_lends_one_connection_to_all_is_a_config_error(url: str) -> None:
+    """Another transaction would be committed, or rolled back, with that of the program."""
+    with pytest.raises(ConfigError, match=r"StaticPool.* give it another pool"):
+        SQLStore(create_async_engine(url, poolclass=StaticPool))
 
 
 async def test_an_engine_of_the_user_is_used_as_it_is(postgresql_url: str, name: str) -> None:

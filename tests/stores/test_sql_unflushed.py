@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -11,15 +13,19 @@ import asyncpg
 import pytest
 
 from asynclock import Redlock
+from asynclock.events import NodeDown, NodeUp
+from asynclock.rules.model import Op, Verb
+from asynclock.rules.mutex import MUTEX
 from asynclock.stores.sql import SQLStore, engines
 from asynclock.stores.sql.dialects import Dialect
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.rows import FLOOR
 from asynclock.stores.sql.sending import Single
 from asynclock.stores.sql.single import statement, statement_of_one
+from asynclock.stores.sql.unflushed import MOST, Unflushed
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
-from tests.support.sql_states import read_rows
+from tests.support.sql_states import database_of, read_rows
 from tests.support.waiters import LIMIT, LONG, until
 
 TABLE = "unflushed"
@@ -55,23 +61,24 @@ async def commits_wait(server: PostgreSQL, session: asyncpg.Connection) -> bool:
     """Whether a commit of now waits: the checkpointer has read the settings."""
     another = await asyncpg.connect(server.url)
     pid = another.get_server_pid()
-    committing = asyncio.create_task(another.execute("SELECT pg_logical_emit_message(true, '', '')"))
+    emits = "SELECT pg_logical_emit_message(true, '', '')"
+    committing = asyncio.create_task(another.execute(emits))
     try:
-        while not (found := await waits(session, pid)) and not committing.done():
+        while not (found := await waits(session, emits)) and not committing.done():
             await asyncio.sleep(0.01)
         return found
     finally:
         await session.execute("SELECT pg_terminate_backend($1)", pid)
         another.terminate()
-        while await waits(session, pid):
+        while await waits(session, emits):
             await asyncio.sleep(0.01)
         await asyncio.gather(committing, return_exceptions=True)
 
 
-async def waits(session: asyncpg.Connection, pid: int | None = None) -> bool:
-    """Whether that session, or any one, waits for a standby."""
-    sql = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid = coalesce($1, pid)"
-    found: bool = await session.fetchval(sql, pid)
+async def waits(session: asyncpg.Connection, statement: str = "%") -> bool:
+    """Whether a session waits for a standby, with such a statement."""
+    sql = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE $1"
+    found: bool = await session.fetchval(sql, statement)
     return found
 
 
@@ -84,29 +91,65 @@ async def test_a_release_waits_for_no_standby(server: PostgreSQL, name: str, num
         async with standby_gone(server) as session, asyncio.timeout(LIMIT):
             releasing = [asyncio.create_task(each.release()) for each in leases]
             while not all(each.done() for each in releasing):
-                assert not await waits(session)
+                assert not await waits(session, "%count = 0, expires_at = 0%")
             assert not any(await asyncio.gather(*(client(each).locked() for each in names)))
 
 
-async def test_a_hold_whose_release_was_lost_in_a_crash_ends_with_its_lease(name: str) -> None:
-    """The server is killed right after the release. The hold is there again, and the next one has a greater token."""
+@asynccontextmanager
+async def without_log() -> AsyncIterator[tuple[PostgreSQL, Callable[[], None]]]:
+    """A server that writes its log only for commits that are awaited; and what makes it crash. It starts again by
+    itself."""
     with own_postgresql(wal_writer_delay="10s") as server:
-        store = SQLStore(server.url, TABLE)
-        async with Redlock(store, lease=6.0, node_timeout=2.0, patience=LIMIT) as client:
-            async with client(name) as before:
-                pass
-            server.stop()
-            server.start()
-            async with asyncio.timeout(LIMIT):
-                await until_ready(client)
-                assert (await read_rows(store, [name]))[0][name].holds == 1
-                async with client(name) as after:
-                    assert after.fence > before.fence
+        session = await asyncpg.connect(server.url)
+        sql = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+        writer: int = await session.fetchval(sql)
+        await session.close()
+        os.kill(writer, signal.SIGSTOP)
+        yield (
+            server,
+            lambda: os.kill(writer, signal.SIGKILL),
+        )  # the server starts anew once one of its processes ends so
 
 
-async def until_ready(client: Redlock) -> None:
-    while not (await client.health()).ok:
-        await asyncio.sleep(0.01)
+async def down_and_up(events: list[object]) -> None:
+    for each in (NodeDown, NodeUp):
+        await until(lambda: any(isinstance(event, each) for event in events))  # noqa: B023 - it ends before the next
+
+
+async def test_f6_a_release_that_was_lost_in_a_crash_is_sent_again(name: str) -> None:
+    """By the client, once it is connected again. Only that of the last name was lost."""
+    async with without_log() as (server, crash):
+        store, events = SQLStore(server.url, TABLE), list[object]()
+        async with Redlock(store, lease=LONG, node_timeout=LIMIT, patience=LIMIT) as client:
+            client.subscribe(events.append)
+            for each in "abc":
+                async with client(f"{name}:{each}") as lease:
+                    pass
+            unflushed = database_of(store).unflushed
+            assert unflushed is not None
+            assert len(unflushed) == 1
+            crash()
+            await down_and_up(events)
+            async with asyncio.timeout(LIMIT), client(f"{name}:c") as after:
+                assert after.fence > lease.fence
+            assert not len(unflushed)
+
+
+async def test_f6_a_hold_whose_release_was_lost_in_a_crash_ends_with_its_lease(name: str) -> None:
+    """If the client that has released it has closed."""
+    async with without_log() as (server, crash):
+        store, events = SQLStore(server.url, TABLE), list[object]()
+        async with Redlock(store, lease=6.0, node_timeout=2.0, patience=LIMIT) as other:
+            other.subscribe(events.append)
+            await other.health()
+            async with Redlock(SQLStore(server.url, TABLE), lease=6.0, node_timeout=2.0) as client:
+                async with client(name) as before:
+                    pass
+            crash()
+            await down_and_up(events)
+            assert (await read_rows(store, [name]))[0][name].holds == 1
+            async with asyncio.timeout(LIMIT), other(name) as after:
+                assert after.fence > before.fence
 
 
 async def test_a_release_that_serves_a_waiter_waits_for_the_standby(server: PostgreSQL, name: str) -> None:
@@ -129,23 +172,24 @@ async def test_a_release_that_serves_a_waiter_waits_for_the_standby(server: Post
 
 @pytest.fixture
 async def pool(server: PostgreSQL) -> AsyncIterator[Pool]:
-    """With a table of two rows."""
+    """With a table of two holds and a free name."""
     source = engines.EngineSource(engines.engine_of(engines.url_of(server.url), LIMIT, pooler=False), LIMIT, own=True)
     pool = Pool(source, size=1, pooler=False)
     await SQLStore(server.url, TABLE).create_schema()
     async with pool.line() as line:
         await line.run(f"DELETE FROM {TABLE}")
-        for name, fence in IDS.items():
+        for name, fence in {**IDS, "mike": 3}.items():
+            owner, count, ends = (name, 1, "1e18") if name in IDS else ("", 0, "0")
             await line.run(
                 f"INSERT INTO {TABLE} (resource_name, owner, node_info, count, fence, expires_at, create_time, "
-                f"update_time) VALUES ('{name}', '{name}', '', 1, {fence}, 1e18, 0, 0)"
+                f"update_time) VALUES ('{name}', '{owner}', '', {count}, {fence}, {ends}, 0, 0)"
             )
     yield pool
     await pool.aclose()
 
 
 async def flushes(pool: Pool, build: Callable[[str, str, str], str], group: str, numbers: dict[str, int]) -> bool:
-    """Whether the commit of this statement is awaited."""
+    """Whether the commit of this statement is awaited. It changes all of these rows."""
     values = [Single(name, name, "", number, 10.0, 10.0) for name, number in numbers.items()]
     params = values[0]._asdict()
     if build is statement:
@@ -153,7 +197,7 @@ async def flushes(pool: Pool, build: Callable[[str, str, str], str], group: str,
     async with pool.line() as line:
         await line.run("BEGIN")
         found = await line.fetch(build(TABLE, Dialect.now, group), {**params, "floor": FLOOR})
-        assert len(found) == (0 if "acquire" in group else len(values))
+        assert len(found) == len(values)
         ((setting,),) = await line.fetch("SHOW synchronous_commit")
         await line.run("ROLLBACK")
     return setting != "off"
@@ -178,8 +222,39 @@ async def test_a_release_that_raises_the_fence_of_a_row_is_flushed(
     assert [await flushes(pool, each, "release", numbers) for each in builds] == [awaited] * len(builds)
 
 
-@pytest.mark.parametrize("group", ["acquire 1", "reacquire 1", "extend"])
+@pytest.mark.parametrize(
+    ("group", "name"), [("acquire 1", "mike"), ("acquire 1", "new"), ("reacquire 1", "mike"), ("extend", "kilo")]
+)
 @pytest.mark.parametrize("build", [statement, statement_of_one])
-async def test_other_statements_are_flushed(pool: Pool, build: Callable[[str, str, str], str], group: str) -> None:
+async def test_other_statements_are_flushed(
+    pool: Pool, build: Callable[[str, str, str], str], group: str, name: str
+) -> None:
     """After a crash a grant or a renewal must be there."""
-    assert await flushes(pool, build, group, {"kilo": 0})
+    assert await flushes(pool, build, group, {name: 0})
+
+
+def op(verb: Verb, number: int, tag: str = "a") -> Op:
+    return Op(verb, MUTEX, "job", f"{tag * 12}{number:020d}|", 10.0)
+
+
+def test_what_is_behind_an_awaited_commit_is_kept_no_longer() -> None:
+    """An op that was sent before a release was answered says nothing of it."""
+    unflushed = Unflushed()
+    for number in range(3):
+        unflushed.released(op(Verb.RELEASE, number))
+    sent = unflushed.answered
+    unflushed.released(op(Verb.RELEASE, 3))
+    unflushed.released(op(Verb.RELEASE, 4, "b"))
+    unflushed.flushed(sent)
+    assert [each.id[-2] for each in unflushed.take("a" * 12)] == ["3"]
+    assert [each.id[-2] for each in unflushed.take("b" * 12)] == ["4"]
+    assert not len(unflushed)
+
+
+def test_only_so_many_releases_are_kept() -> None:
+    """The newest."""
+    unflushed = Unflushed()
+    for number in range(MOST + 5):
+        unflushed.released(op(Verb.RELEASE, number))
+    assert len(unflushed) == MOST
+    assert unflushed.take("a" * 12)[0].id == op(Verb.RELEASE, 5).id

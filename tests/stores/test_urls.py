@@ -260,6 +260,12 @@ def test_a_password_may_have_a_space_before_a_raw_sign(scheme: str, sign: str) -
         store_for(f"{scheme}://me:kilo watt{sign}1@host/locks")
 
 
+def test_a_space_in_a_host_before_the_options_of_zookeeper() -> None:
+    """An @ among them ends no password."""
+    with pytest.raises(ConfigError, match="separate urls with commas"):
+        ZooKeeperStore("zookeeper://a b:2181/p?x=u@y")
+
+
 @pytest.mark.parametrize("url", ["memory:kilo", "memory://kilo", "memory:///kilo", "memory:?kilo=1"])
 def test_a_memory_url_takes_no_name(url: str) -> None:
     """Clients that give the same one would share nothing. The error says how they share locks."""

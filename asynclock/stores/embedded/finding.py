@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -105,6 +106,8 @@ class Search(Call[Path]):
         self.hindrance = ""
         """What the search waits for; "": for nothing."""
 
+        self._starts = "the embedded server starts, and does not answer yet"
+
     def work(self) -> Path:
         """Blocks, with limits. Raises ConfigError if the server cannot be started, ConnectionError if it does not
         answer, or if another process holds a lock, for too long."""
@@ -161,8 +164,9 @@ class Search(Call[Path]):
             if _is_kept(folder):
                 self._wait_for_keeper(folder, "starts or ends")
                 return
-            self._wait_for("the embedded server starts, and does not answer yet", progresses=True)
-            _keep(folder, path)
+            self._wait_for(self._starts, progresses=True)
+            if killed := _keep(folder, path):
+                self._starts = f"the process that starts the embedded server was ended by {killed}"
 
     def _wait_for_keeper(self, folder: Path, does: str) -> None:
         ids = _ids_in(folder / "alive")
@@ -257,8 +261,9 @@ def keeper_command(folder: Path) -> list[str]:
     return [sys.executable, "-P", "-S", "-c", _KEEPER, _PACKAGES, str(folder), valkey.binary()]
 
 
-def _keep(folder: Path, path: Path) -> None:
-    """Start a keeper, and wait for its server. It may end without one (`AGAIN`)."""
+def _keep(folder: Path, path: Path) -> str:
+    """Start a keeper, and wait for its server. It may end without one (`AGAIN`). Returns the name of the signal that
+    has ended it; "": none has."""
     log = folder / "log"
     with (  # a child forked in here would have modules whose import never ends, and a copy of the pipe Popen waits for
         _unforked,
@@ -276,7 +281,12 @@ def _keep(folder: Path, path: Path) -> None:
     try:
         valkey.wait_ready(path, keeper, START_LIMIT, log)
     except ConfigError:
-        if keeper.returncode != AGAIN and -keeper.returncode not in ENDING:
+        if keeper.returncode == AGAIN:
+            return ""
+        if -keeper.returncode not in ENDING:
             raise
+        return signal.Signals(-keeper.returncode).name
+    else:
+        return ""
     finally:
         keeper.returncode = 0  # the keeper outlives this process; Popen must not warn that it still runs

@@ -44,6 +44,7 @@ from asynclock.stores.sql.rows import resource_name
 from asynclock.stores.sql.single import Singles
 from asynclock.stores.sql.table_watch import TableWatch
 from asynclock.stores.sql.transactions import Transactions
+from asynclock.stores.sql.unflushed import Unflushed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -72,6 +73,7 @@ class Database:
         self.transactions: Transactions | None = None  # None: not connected yet
         self.cleaning: Cleaning | None = None  # None: no op of this loop has written yet
         self.singles: Singles | MySQLSingles | None = None  # None: each op is a transaction
+        self.unflushed: Unflushed | None = None  # None: each commit is awaited
         self.batches: FileBatches | None = None  # of a file: transactions that ops share
         self._charset: Charset | None = None  # of names and labels; None: it has all of Unicode
         self._watch: TableWatch | None = None
@@ -242,6 +244,7 @@ class Database:
         settings, pool = self.settings, transactions.pool
         if self.push.has_come:
             self.singles = Singles(settings.label, settings.table, self.dialect.now, pool)
+            self.unflushed = self.unflushed or Unflushed()
             transactions.compare_and_set = CompareAndSet(settings.table, self.dialect.now, self._messages)
         elif is_of_mariadb(pool.source) and settings.driver == "asyncmy":
             self.singles = MySQLSingles(settings.label, settings.table, pool)
@@ -411,8 +414,13 @@ class Database:
         for notice in change.notices:
             self._received(notice)
 
-    def committed_plain(self, key: str, op: Op) -> None:
-        """An op was carried out on a plain row: nobody waits for that name."""
+    def committed_plain(self, key: str, op: Op, answered: int = 0) -> None:
+        """An op was carried out on a plain row: nobody waits for that name. `answered`: see Unflushed."""
+        if self.unflushed is not None:
+            if op.verb is Verb.RELEASE:
+                self.unflushed.released(op)
+            elif op.lease > 0:  # else it may have changed nothing
+                self.unflushed.flushed(answered)
         if self._inbox is not None and (not self.pushes or self._inbox.looks_for(key)):
             self._inbox.seen_plain(key, "" if op.verb is Verb.RELEASE else op.id, op.lease)
 

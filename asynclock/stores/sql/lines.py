@@ -164,11 +164,17 @@ class _EngineLine:
             await closed(self._connection)
             self._cut()  # aiomysql leaves one open that the server has closed
         else:
-            await limited(self._give_back(), CLOSING, cut=self._cut)
+            # The engine would never get the place of a connection back that was cut while it returned.
+            await limited(self._give_back(), LIMIT, cut=self._cut)
 
     async def _give_back(self) -> None:
-        await self.run("SELECT 1")  # SQLAlchemy logs an error for each broken connection that it gets back
+        await self.run(self._restoring())
         await self._connection.close()
+
+    def _restoring(self) -> str:
+        """The statements that give the session its settings back; "SELECT 1" if it has them. SQLAlchemy logs an error
+        for each broken connection that it gets back: this finds it before."""
+        return SERVED
 
     def abandon(self) -> None:
         self._cut()
@@ -337,12 +343,8 @@ class AsyncmyLine(_EngineLine):
             if "ISOLATION" not in each:  # the session has it
                 await self.driver.query(each)
 
-    async def _give_back(self) -> None:
-        for name in self._prepared.values():
-            await self.run(f"DEALLOCATE PREPARE {name}")
-        if self._settings:
-            await self.run(mysql_settings(self._settings))
-        await super()._give_back()
+    def _restoring(self) -> str:
+        return mysql_settings(self._settings) if self._settings else SERVED
 
 
 class AsyncpgLine(_EngineLine):
@@ -384,10 +386,8 @@ class AsyncpgLine(_EngineLine):
     async def run(self, sql: str) -> None:
         await self.driver.execute(sql)
 
-    async def _give_back(self) -> None:
-        if self._settings:
-            await self.run(self._settings)
-        await super()._give_back()
+    def _restoring(self) -> str:
+        return self._settings or SERVED
 
     async def stopped(self) -> bool | None:
         # Once a statement is cancelled here, asyncpg tells the server so, over a connection of its own, and sends

@@ -29,8 +29,8 @@ _TRIED = f"{RESERVED}tried:"
 
 
 async def check_session(line: Line, label: str) -> None:
-    """The session of an engine of the user, on MySQL and MariaDB. Those of our own engines, and all with asyncmy, are set
-    up. Raises ConfigError."""
+    """The session of an engine of the user, on MySQL and MariaDB. Those of our own engines, and those with asyncmy, are
+    set up. Raises ConfigError."""
     sql = f"SELECT @@sql_mode, @@completion_type, {', '.join(f'@@character_set_{each}' for each in _WAYS)}"
     ((mode, completion, *charsets),) = await line.fetch(sql)
     if narrow := [str(each) for each in charsets if str(each) != CHARSET]:

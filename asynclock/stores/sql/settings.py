@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import StaticPool
 
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.sql.dialects import DIALECTS
@@ -62,6 +63,11 @@ class Settings:
             if self.url.get_backend_name() not in DIALECTS:
                 raise ConfigError(
                     f"no statements for {self.url.get_backend_name()}: there are {', '.join(sorted(DIALECTS))}"
+                )
+            if isinstance(self.engine.pool, StaticPool):
+                raise ConfigError(
+                    "this AsyncEngine has poolclass=StaticPool, which lends one connection to all at the same time, so "
+                    "transactions of the store and of the program would mix: give it another pool, or give the url"
                 )
         elif isinstance(url_or_engine, str):
             url_or_engine = trimmed(url_or_engine)

@@ -4,10 +4,10 @@ Such a statement finds a plain row (`rows.py`) or none, does what `decide` would
 row it returns nothing; then the op is decided in a transaction. Ops of several names that are ready at the same time
 leave in one statement. It waits for the lock of no row.
 
-The commit of such a release waits for no disk and no standby (`synchronous_commit = off`). If the server crashes within
-the next second, the hold may be there again until its lease ends, as if the release had never arrived. Each later grant
-comes after the release in the log of the server, and is not kept without it. A release that raises the fence must last,
-and is committed as usual.
+The commit of such a release waits for no disk and no standby (`synchronous_commit = off`). If the server crashes before
+its log is on the disk, the hold is there again, as if the release had never arrived (`unflushed.py` sends it again).
+Each later grant comes after the release in the log, and is not kept without it. A release that raises the fence must
+last, and is committed as usual.
 """
 
 from __future__ import annotations

@@ -122,6 +122,8 @@ class SQLStore(TransactionalStore):
             singles = None if database.writes_looks(op) else database.singles
             if singles is not None and (single := single_of(keys[0], op)) is not None:
                 statement = _Statement(self, database, keys)
+                if database.unflushed is not None:
+                    statement.answered = database.unflushed.answered
                 begun = singles.add(*single, statement.told)
                 statement.op = copy_of(op)  # while the server works
                 return begun, statement.votes
@@ -153,6 +155,10 @@ class SQLStore(TransactionalStore):
     def delay(self, keys: Sequence[str], since: float) -> str:
         database = self._databases.get(asyncio.get_running_loop())
         return "" if database is None else database.why(keys, since)
+
+    def undone(self, tag: str) -> Sequence[Op]:
+        database = self._databases.get(asyncio.get_running_loop())
+        return () if database is None or database.unflushed is None else database.unflushed.take(tag)
 
     def view(self) -> str:
         database = self._databases.get(asyncio.get_running_loop())
@@ -202,7 +208,7 @@ class SQLStore(TransactionalStore):
 class _Statement:
     """An op that is one statement. Where that is not enough, it is a transaction."""
 
-    __slots__ = ("_database", "_keys", "_store", "op", "votes")
+    __slots__ = ("_database", "_keys", "_store", "answered", "op", "votes")
 
     op: Op  # a copy
 
@@ -210,6 +216,7 @@ class _Statement:
         self._store = store
         self._database = database
         self._keys = keys
+        self.answered = 0  # see Unflushed
         self.votes: list[Grant | Refused | Undone] = []
 
     def told(self, fence: int | None, error: Exception | None) -> Left:
@@ -218,7 +225,7 @@ class _Statement:
             return self._database.failed_single(error)
         if fence is None:
             return self._transact
-        self._database.committed_plain(self._keys[0], self.op)
+        self._database.committed_plain(self._keys[0], self.op, self.answered)
         self.votes.append((fence, False))
         return None
 
