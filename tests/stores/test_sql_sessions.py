@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -15,12 +16,14 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.stores.sql import SQLStore, engines
+from asynclock.stores.sql import SQLStore, engines, pool
 from asynclock.stores.sql.engines import url_of
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine
 from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.sending import Single
+from tests.support.far_servers import FarProxy
 from tests.support.probes import acquisitions_of, waits_for_notice
+from tests.support.proxy import TcpProxy
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.sql_states import database_of, read_rows, session
 from tests.support.waiters import LIMIT, LONG, healthy, until
@@ -237,6 +240,34 @@ async def test_an_engine_of_mariadb_gets_its_connections_back_with_their_setting
             assert (await back.exec_driver_sql(f"SELECT {variables}")).one() == (*SET.values(), "CHAIN")
         assert any(each in made for each in again)
     await engine.dispose()
+
+
+class FarDatabase(FarProxy, TcpProxy):
+    """On a port of this machine."""
+
+
+@pytest.mark.parametrize("service", ["postgresql", "mariadb"])
+async def test_an_engine_that_is_far_away_gets_its_connections_back(
+    service: str, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes several round trips. One that was cut meanwhile could keep its place in the pool for ever."""
+    monkeypatch.setattr(pool, "_KEPT", 0.1)
+    url = request.getfixturevalue(f"{service}_url")
+    async with FarDatabase(urlsplit(url).port or 0) as proxy:
+        engine = create_async_engine(url_of(url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/")))
+        ended = list[Any]()
+        for each in ("close", "invalidate"):
+            event.listen(engine.sync_engine, each, lambda *call: ended.append(call))
+        its: Any = engine.sync_engine.pool
+        async with Redlock(SQLStore(engine), lease=LONG, node_timeout=LIMIT, connect_timeout=LIMIT) as client:
+            async with client(name):
+                pass
+            proxy.way = 0.05
+            async with client(name):
+                pass
+            await until(lambda: its.checkedin() > 0 and its.checkedout() == 0)
+            assert ended == []
+        await engine.dispose()
 
 
 async def test_an_engine_whose_sessions_chain_transactions(mariadb: MariaDB, name: str) -> None:
