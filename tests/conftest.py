@@ -110,7 +110,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """All objects that exist by now stay until the end. Each full garbage collection would visit them again: a tenth of
     a second in each test that asks for one."""
     del session
-    gc.collect()
     gc.freeze()
 
 
