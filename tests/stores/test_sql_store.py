@@ -269,7 +269,7 @@ async def test_a_hand_over_by_looks_takes_a_quarter_of_a_second(
 # -- loops, forks, engines ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["postgresql+asyncpg://a/b", "mysql+asyncmy://a/b", "sqlite+aiosqlite:////tmp/a"])
+@pytest.mark.parametrize("url", ["postgresql+asyncpg://a/b", "mysql+asyncmy://a/b"])
 def test_an_engine_that_lends_one_connection_to_all_is_a_config_error(url: str) -> None:
     """Another transaction would be committed, or rolled back, with that of the program."""
     with pytest.raises(ConfigError, match=r"StaticPool.* give it another pool"):

@@ -64,7 +64,7 @@ class Settings:
                 raise ConfigError(
                     f"no statements for {self.url.get_backend_name()}: there are {', '.join(sorted(DIALECTS))}"
                 )
-            if isinstance(self.engine.pool, StaticPool):
+            if isinstance(self.engine.pool, StaticPool) and self.url.get_backend_name() != "sqlite":
                 raise ConfigError(
                     "this AsyncEngine has poolclass=StaticPool, which lends one connection to all at the same time, so "
                     "transactions of the store and of the program would mix: give it another pool, or give the url"
