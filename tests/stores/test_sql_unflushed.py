@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
 
 from asynclock import Redlock
-from asynclock.events import NodeDown, NodeUp
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.sql import SQLStore, engines
@@ -25,12 +24,12 @@ from asynclock.stores.sql.single import statement, statement_of_one
 from asynclock.stores.sql.unflushed import MOST, Unflushed
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
-from tests.support.sql_states import database_of, read_rows
+from tests.support.sql_states import database_of
 from tests.support.waiters import LIMIT, LONG, until
 
 TABLE = "unflushed"
-IDS = {"kilo": 5, "lima": 7}
-"""Owners, each with the fence of the row that it holds, of the same name."""
+HELD = {"kilo": 5, "lima": 7}
+"""Names that are held, each by an owner of that name, and the fences of their rows."""
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +81,22 @@ async def waits(session: asyncpg.Connection, statement: str = "%") -> bool:
     return found
 
 
+async def in_statements(client: Redlock, store: SQLStore) -> Unflushed:
+    """Returns once its ops are single statements, because push messages have come."""
+    async with asyncio.timeout(LIMIT):
+        while (unflushed := database_of(store).unflushed) is None:
+            async with client("first"):
+                await asyncio.sleep(0.01)
+    return unflushed
+
+
 @pytest.mark.parametrize("number", [1, 3])
 async def test_a_release_waits_for_no_standby(server: PostgreSQL, name: str, number: int) -> None:
     """It ends, alone or in a statement with others, and the names are free."""
     names = [f"{name}:{each}" for each in range(number)]
-    async with Redlock(SQLStore(server.url, TABLE), lease=LONG, node_timeout=LIMIT) as client:
+    store = SQLStore(server.url, TABLE)
+    async with Redlock(store, lease=LONG, node_timeout=LIMIT) as client:
+        await in_statements(client, store)
         leases = [await client(each).acquire(timeout=None) for each in names]
         async with standby_gone(server) as session, asyncio.timeout(LIMIT):
             releasing = [asyncio.create_task(each.release()) for each in leases]
@@ -96,59 +106,62 @@ async def test_a_release_waits_for_no_standby(server: PostgreSQL, name: str, num
 
 
 @asynccontextmanager
-async def without_log() -> AsyncIterator[tuple[PostgreSQL, Callable[[], None]]]:
-    """A server that writes its log only for commits that are awaited; and what makes it crash. It starts again by
-    itself."""
-    with own_postgresql(wal_writer_delay="10s") as server:
+async def without_log() -> AsyncIterator[tuple[PostgreSQL, Callable[[], Awaitable[None]]]]:
+    """A server that writes its log only for commits that are awaited; and what makes it crash, and waits until it has
+    started again."""
+    with own_postgresql() as server:
         session = await asyncpg.connect(server.url)
-        sql = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
-        writer: int = await session.fetchval(sql)
-        await session.close()
+        writer: int = await session.fetchval("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")
         os.kill(writer, signal.SIGSTOP)
-        yield (
-            server,
-            lambda: os.kill(writer, signal.SIGKILL),
-        )  # the server starts anew once one of its processes ends so
+
+        async def crash() -> None:
+            os.kill(writer, signal.SIGKILL)  # the server ends all its processes, and starts anew
+            await until(session.is_closed)
+            async with asyncio.timeout(LIMIT):
+                while not await connects(server):
+                    await asyncio.sleep(0.01)
+
+        yield server, crash
 
 
-async def down_and_up(events: list[object]) -> None:
-    for each in (NodeDown, NodeUp):
-        await until(lambda: any(isinstance(event, each) for event in events))  # noqa: B023 - it ends before the next
+async def connects(server: PostgreSQL) -> bool:
+    try:
+        session = await asyncpg.connect(server.url)
+    except (asyncpg.PostgresError, OSError):
+        return False
+    await session.close()
+    return True
 
 
 async def test_f6_a_release_that_was_lost_in_a_crash_is_sent_again(name: str) -> None:
     """By the client, once it is connected again. Only that of the last name was lost."""
     async with without_log() as (server, crash):
-        store, events = SQLStore(server.url, TABLE), list[object]()
+        store = SQLStore(server.url, TABLE)
         async with Redlock(store, lease=LONG, node_timeout=LIMIT, patience=LIMIT) as client:
-            client.subscribe(events.append)
+            unflushed = await in_statements(client, store)
             for each in "abc":
                 async with client(f"{name}:{each}") as lease:
                     pass
-            unflushed = database_of(store).unflushed
-            assert unflushed is not None
             assert len(unflushed) == 1
-            crash()
-            await down_and_up(events)
+            await crash()
             async with asyncio.timeout(LIMIT), client(f"{name}:c") as after:
                 assert after.fence > lease.fence
-            assert not len(unflushed)
+                assert not len(unflushed)
 
 
 async def test_f6_a_hold_whose_release_was_lost_in_a_crash_ends_with_its_lease(name: str) -> None:
     """If the client that has released it has closed."""
     async with without_log() as (server, crash):
-        store, events = SQLStore(server.url, TABLE), list[object]()
-        async with Redlock(store, lease=6.0, node_timeout=2.0, patience=LIMIT) as other:
-            other.subscribe(events.append)
-            await other.health()
-            async with Redlock(SQLStore(server.url, TABLE), lease=6.0, node_timeout=2.0) as client:
-                async with client(name) as before:
-                    pass
-            crash()
-            await down_and_up(events)
-            assert (await read_rows(store, [name]))[0][name].holds == 1
-            async with asyncio.timeout(LIMIT), other(name) as after:
+        store = SQLStore(server.url, TABLE)
+        async with Redlock(store, lease=10.0, node_timeout=2.0, patience=LIMIT) as client:
+            await in_statements(client, store)
+            async with client(name) as before:
+                pass
+        await crash()
+        other = SQLStore(server.url, TABLE)
+        async with Redlock(other, lease=10.0, node_timeout=2.0, patience=LIMIT) as client:
+            assert await client(name).acquire(timeout=0) is None
+            async with asyncio.timeout(LIMIT), client(name) as after:
                 assert after.fence > before.fence
 
 
@@ -178,8 +191,8 @@ async def pool(server: PostgreSQL) -> AsyncIterator[Pool]:
     await SQLStore(server.url, TABLE).create_schema()
     async with pool.line() as line:
         await line.run(f"DELETE FROM {TABLE}")
-        for name, fence in {**IDS, "mike": 3}.items():
-            owner, count, ends = (name, 1, "1e18") if name in IDS else ("", 0, "0")
+        for name, fence in {**HELD, "mike": 3}.items():
+            owner, count, ends = (name, 1, "1e18") if name in HELD else ("", 0, "0")
             await line.run(
                 f"INSERT INTO {TABLE} (resource_name, owner, node_info, count, fence, expires_at, create_time, "
                 f"update_time) VALUES ('{name}', '{owner}', '', {count}, {fence}, {ends}, 0, 0)"
