@@ -122,7 +122,7 @@ class TransactionalStore(ABC):
 
     def undone(self, tag: str) -> Sequence[Op]:
         """Releases of the client of that tag that were carried out, and that an outage of the database may have undone.
-        They are sent again."""
+        The node sends them again once it has opened again."""
         del tag
         return ()
 
@@ -248,6 +248,9 @@ class TransactionalNode:
             self._down.set()
             self._down = None
         self._reports.up()
+        if again:
+            for release in self._store.undone(self._listener.tag):
+                self._redelivery.keep(release, self._clock.now(), ConnectionError("an outage may have undone them"))
         self._redelivery.retry()
         if again:
             self._listener.connected(self._index)
@@ -260,8 +263,6 @@ class TransactionalNode:
             self.error, self._down = error, asyncio.Event()
             if isinstance(error, ConfigError):  # it answers, and can still free a name
                 self._down.set()
-            for release in self._store.undone(self._listener.tag):
-                self._redelivery.keep(release, self._clock.now(), error)
             self._jobs.backlog.fail(lambda: self.error)
             self._reports.down(error)  # of an idle connection that was closed: only if it cannot be made again
             self._open_soon(self._reopen())

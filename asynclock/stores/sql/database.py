@@ -418,7 +418,8 @@ class Database:
         """An op was carried out on a plain row: nobody waits for that name. `answered`: see Unflushed."""
         if self.unflushed is not None:
             if op.verb is Verb.RELEASE:
-                self.unflushed.released(op)
+                if op.fence:  # else it is flushed
+                    self.unflushed.released(op, asyncio.get_running_loop().time())
             elif op.lease > 0:  # else it may have changed nothing
                 self.unflushed.flushed(answered)
         if self._inbox is not None and (not self.pushes or self._inbox.looks_for(key)):

@@ -34,9 +34,8 @@ _KEPT = 2.0
 """Seconds for which an idle connection stays open, or out of the pool of a user's engine. Of our own engine the last
 one stays open for longer: others may need the rest."""
 
-_RETURNING = 1.0
-"""Seconds for which a close waits until an engine of the user has its connections back. After that they return in the
-background."""
+_RETURNING = 0.6
+"""Seconds for which a close waits until an engine of the user has its connections back."""
 
 _PAUSES = (1.0, 30.0)
 """Seconds without an attempt after a further connection did not come: at first and at most; doubled each time."""
@@ -494,8 +493,8 @@ class Pool:
             self._drop(use)
         self._give_back()
         await rest(CLOSING if self.source.own else _RETURNING)
-        # No answer yet. Of those that return, SQLAlchemy would keep open what comes back after the end of our pool.
-        for line in [*self._stopping, *(self._returning if self.source.own else ())]:
+        # No answer yet. Of those that return, SQLAlchemy would keep open what comes back after the end of its pool.
+        for line in [*self._stopping, *self._returning]:
             line.abandon()
         await self.source.aclose()
 

@@ -7,7 +7,7 @@ leave in one statement. It waits for the lock of no row.
 The commit of such a release waits for no disk and no standby (`synchronous_commit = off`). If the server crashes before
 its log is on the disk, the hold is there again, as if the release had never arrived (`unflushed.py` sends it again).
 Each later grant comes after the release in the log, and is not kept without it. A release that raises the fence must
-last, and is committed as usual.
+last, and is committed as usual; so is that of a lock without fencing, whose grants `unflushed.py` does not see.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def statement(table: str, now: str, group: str) -> str:
     if verb == "acquire":
         more = f", {_first(table, int(span))} AS first"
     elif verb == "release":
-        more, found = f", CASE WHEN bool_and(t.fence >= q.number) OVER () THEN {_UNFLUSHED} END", f"{_FOUND}, fence"
+        more, found = (
+            f", CASE WHEN bool_and(q.number BETWEEN 1 AND t.fence) OVER () THEN {_UNFLUSHED} END",
+            f"{_FOUND}, fence",
+        )
     mine = f"""WITH c AS MATERIALIZED (SELECT {now} AS now, {_LOCK_TIMEOUT} AS at_most),
         mine AS MATERIALIZED (
             SELECT q.*, c.now, t.*{more} FROM c CROSS JOIN {_GIVEN} LEFT JOIN LATERAL (
@@ -91,7 +94,7 @@ def statement_of_one(table: str, now: str, group: str) -> str:
             {_acquire(table, int(span))}"""  # noqa: S608
     found = f"{now} AS now, {_VALUES}, {_FOUND}"
     if verb == "release":
-        found += f", CASE WHEN fence >= CAST(:number AS bigint) THEN {_UNFLUSHED} END"
+        found += f", CASE WHEN CAST(:number AS bigint) BETWEEN 1 AND fence THEN {_UNFLUSHED} END"
     mine = f"{latest(table, ':name', found)} FOR UPDATE SKIP LOCKED"
     return f"WITH mine AS ({mine}) {_change(table, group)}"
 

@@ -158,7 +158,9 @@ class SQLStore(TransactionalStore):
 
     def undone(self, tag: str) -> Sequence[Op]:
         database = self._databases.get(asyncio.get_running_loop())
-        return () if database is None or database.unflushed is None else database.unflushed.take(tag)
+        if database is None or database.unflushed is None:
+            return ()
+        return database.unflushed.take(tag, asyncio.get_running_loop().time())
 
     def view(self) -> str:
         database = self._databases.get(asyncio.get_running_loop())

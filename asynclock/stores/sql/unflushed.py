@@ -1,7 +1,8 @@
 """The releases that PostgreSQL has carried out, and that a crash or a failover may undo (`single.py`). Pure.
 
-Their commits were not awaited. An acquire or an extend is awaited, and is behind them in the log of the server. So once
-one is answered that was sent after them, they are kept for good. The others are sent again after an outage.
+Their commits were not awaited. The commit of a single acquire or extend is awaited, and is behind theirs in the log of
+the server. So once one is answered that was sent after them, they are kept for good. The others, as far as they are
+recent, are sent again after an outage. (Transactions are awaited, too. They are not counted: some write nothing.)
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from asynclock.rules.model import TAG_LENGTH
 if TYPE_CHECKING:
     from asynclock.rules.model import Op
 
-MOST = 10_000
-"""The greatest number of them: more releases than a server carries out while it writes its log."""
+RECENT = 10.0
+"""Seconds: more than the server keeps a part of its log in memory, and until the client notices that it is gone."""
+
+MOST = 1_000
+"""The greatest number of them. Those of a client that acquires in between are a few."""
 
 
 class Unflushed:
@@ -25,23 +29,23 @@ class Unflushed:
         self.answered = 0
         """The number of releases that were answered so far."""
 
-        self._releases: deque[tuple[int, Op]] = deque(maxlen=MOST)
+        self._releases: deque[tuple[int, float, Op]] = deque(maxlen=MOST)
 
     def __len__(self) -> int:
         return len(self._releases)
 
-    def released(self, op: Op) -> None:
+    def released(self, op: Op, now: float) -> None:
         """A release was answered."""
         self.answered += 1
-        self._releases.append((self.answered, op))
+        self._releases.append((self.answered, now, op))
 
     def flushed(self, answered: int) -> None:
         """An op was answered whose commit is awaited. When it was sent, so many releases had been answered."""
         while self._releases and self._releases[0][0] <= answered:
             self._releases.popleft()
 
-    def take(self, tag: str) -> list[Op]:
-        """Those of the client of that tag."""
-        taken = [op for _, op in self._releases if op.id[:TAG_LENGTH] == tag]
-        self._releases = deque([each for each in self._releases if each[1].id[:TAG_LENGTH] != tag], MOST)
-        return taken
+    def take(self, tag: str, now: float) -> list[Op]:
+        """The recent ones of the client of that tag."""
+        its = [each for each in self._releases if each[2].id[:TAG_LENGTH] == tag]
+        self._releases = deque([each for each in self._releases if each[2].id[:TAG_LENGTH] != tag], MOST)
+        return [op for _, answered, op in its if answered > now - RECENT]
