@@ -345,13 +345,24 @@ class Judge:
             elif self._safe and not self._broken_lately(part.name):
                 self.fail("a write under a lease was refused", f"{part.name}, token {fence}")
 
-    def released(self, tenure: Tenure, lock: LockPlan, entered: float) -> None:
-        """The program ends a tenure that it got at `entered`."""
+    def released(self, tenure: Tenure, lock: LockPlan, entered: float, ends: float = math.inf) -> None:
+        """The program ends a tenure that it got at `entered`. Until the servers have the release, its hold, and so the
+        rest of the name, ends with the lease, at `ends`."""
         self._released_at[tenure.hold.name] = self.now
-        if lock.settings.min_hold and tenure.held and not lock.reentrant:
-            for part in lock.parts:
-                if not _is_shared(part) and tenure.hold.op.id[:ID_LENGTH] not in self._broken:
-                    self._rests_until[part.name] = entered + (1 - 2 * _RATES) * lock.settings.min_hold - 0.01
+        if tenure.held:
+            self._rests(tenure, lock, entered, ends)
+
+    def delivered(self, tenure: Tenure, lock: LockPlan, entered: float) -> None:
+        """A majority has carried out that release."""
+        self._rests(tenure, lock, entered, math.inf)
+
+    def _rests(self, tenure: Tenure, lock: LockPlan, entered: float, ends: float) -> None:
+        if not lock.settings.min_hold or lock.reentrant or tenure.hold.op.id[:ID_LENGTH] in self._broken:
+            return
+        until = min(entered + (1 - 2 * _RATES) * lock.settings.min_hold - 0.01, ends)
+        for part in lock.parts:
+            if not _is_shared(part):
+                self._rests_until[part.name] = until
 
     def done(self, tenure: Tenure) -> None:
         """A majority knows that a run of `once` has returned."""

@@ -333,17 +333,18 @@ class Client:
         tenure.check_clock()
         if job.lock.once and tenure.held:
             tenure.mark_done(job.lock.once)
-        self.world.judge.released(tenure, job.lock, entered)
-        if tenure.held:
+        held = tenure.held
+        self.world.judge.released(tenure, job.lock, entered, self.clock.true_time(tenure.ends))
+        if held:
             self.world.promptness.released(job.lock)
-        if not self.closed:
-            ballot = tenure.hold.end(tenure)
-            if ballot is not None and tenure.done_for:
-                ballot.when_settled(partial(self._done, tenure))
+        if not self.closed and (ballot := tenure.hold.end(tenure)) is not None and held:
+            ballot.when_settled(partial(self._released, tenure, job.lock, entered))
 
-    def _done(self, tenure: Tenure, ballot: Ballot) -> None:
+    def _released(self, tenure: Tenure, lock: LockPlan, entered: float, ballot: Ballot) -> None:
         if ballot.outcome is WON:
-            self.world.judge.done(tenure)
+            self.world.judge.delivered(tenure, lock, entered)
+            if tenure.done_for:
+                self.world.judge.done(tenure)
 
     async def _extend(self, tenure: Tenure, lease: float) -> bool:
         """As `Lease.extend`. True: it has the new end."""
@@ -374,12 +375,12 @@ class Client:
             self._cancel_after(job.adoption_cancelled_after, self._run(partial(self._adopt, job, handle)))
 
     async def _adopt(self, job: Job, handle: str, task: Task) -> None:
-        await self._opened()
         terms = Terms(job.lock.name, job.lock.kind, job.lock.settings, task, None)
-        self.world.called(self.name, f"adopts {job.lock.name} of job {job.number}")
         session: Any = self
-        began = self.world.schedule.now
         try:
+            await self._opened()
+            self.world.called(self.name, f"adopts {job.lock.name} of job {job.number}")
+            began = self.world.schedule.now
             result = await calls.adopt(session, terms, parse_handle(handle))
         except LockNotHeld:
             return

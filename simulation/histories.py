@@ -51,7 +51,7 @@ class Histories:
         if self._world.plan.safe and lock.settings.fencing and not broken:
             self._inside[stay] = None
             for part in lock.parts:
-                self._specs[part.name] = _spec_of(part.kind, lock)
+                self._specs[part.name] = _spec_of(part.kind)
                 what = {"r": "read", "w": "write"}.get(part.kind.letter, "acquire")
                 self._calls.setdefault(part.name, []).append(Call(who, what, tenure.fence, began, now))
         return stay
@@ -88,7 +88,7 @@ class Histories:
                 self._world.judge.fail("a token did not rise", f"{name}: {pair[0]}; {pair[1]}")
 
 
-def _spec_of(kind: Rule, lock: LockPlan) -> Any:
+def _spec_of(kind: Rule) -> Any:
     if kind.slots:
         return Semaphore(kind.slots)
-    return ReadWrite() if kind.letter in ("r", "w") else Mutex(reentrant=lock.reentrant)
+    return ReadWrite() if kind.letter in ("r", "w") else Mutex(reentrant=True)  # else each stay is another's

@@ -91,7 +91,9 @@ def test_c4_a_late_undo_stores_no_ticket(seed: int, run: int) -> None:
     assert flaw.what == "an id came back after its release"
 
 
-@pytest.mark.parametrize(("seed", "run"), [(5018, 6), (5039, 11), (600023, 6), (600266, 11)])
+@pytest.mark.parametrize(
+    ("seed", "run"), [(5018, 6), (5039, 11), (600023, 6), (600266, 11), (20000110, 13), (20001315, 12), (20001480, 13)]
+)
 def test_runs_in_which_a_check_was_wrong(seed: int, run: int) -> None:
     """A server's clock is stepped between a ticket and its grant. A job begins after all has healed. Many tasks wait
     until the runs of `once` of others do not count any more. An owner that does not know of a break enters again."""
