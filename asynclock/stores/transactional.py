@@ -59,7 +59,7 @@ _REOPEN = (0.05, 1.0)
 
 _PATIENT = 2 / 3
 """The part of the time for which a close awaits answers. After that it cancels the transactions that had begun before
-it: one that hangs may be in the way of a release."""
+it, unless the store limits them: one that hangs may be in the way of a release."""
 
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
@@ -528,9 +528,8 @@ class TransactionalNode:
             self._down.set()  # a release that waits for the database is tried now
         began = self._clock.now()
         within = AT_MOST if self._releasing else closing_time(self._last_deadline - began)
-        if not self._store.limits_transactions:
-            await self._jobs.rest(within * _PATIENT)
-            self._jobs.cancel_begun_before(began)
+        await self._jobs.rest(within * _PATIENT)
+        self._jobs.cancel_begun_before(began)
         await self._jobs.rest(began + within - self._clock.now())
         await self._redelivery.finish(began + AT_MOST)
         self._redelivery.stop()

@@ -114,9 +114,8 @@ async def test_e15_nobody_believes_longer_than_the_nodes(
 ) -> None:
     """Many games with lost notices, lost commands, cancels, expiring leases, slow answers and none: see
     `check`."""
-    served = 0
-    for number in range(20 // nodes):
-        game = Believers(nodes, f"{name}:{number}", fair, chance)
+    served = games = 0
+    while games < 20 // nodes or served <= 10:  # one serves some 4 callers, and at times none
+        game = Believers(nodes, f"{name}:{games}", fair, chance)
         await game.play(40)
-        served += game.served
-    assert served
+        served, games = served + game.served, games + 1

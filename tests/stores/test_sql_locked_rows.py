@@ -17,6 +17,7 @@ import pytest
 from asynclock import Lease, LockTimeout, QuorumUnavailable, Redlock
 from asynclock.events import NodeDown
 from asynclock.stores.sql import SQLStore, engines, lines, pool, single, transactions
+from tests.support.gone_standby import standby_gone
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
 from tests.support.waiters import LIMIT, LONG
 
@@ -154,36 +155,8 @@ async def stopped(server: PostgreSQL, how: str, table: str, names: list[str]) ->
         async with another_session(server, lock) as session:
             yield session
         return
-    session = await asyncpg.connect(server.url)
-    try:
-        await set_standbys(session, "gone")
-        await become(lambda: commits_wait(server, session), True)
+    async with standby_gone(server) as session:
         yield session
-        await set_standbys(session, "")
-    finally:
-        await session.close()
-
-
-async def set_standbys(session: asyncpg.Connection, names: str) -> None:
-    await session.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
-    await session.execute("SELECT pg_reload_conf()")
-
-
-async def commits_wait(server: PostgreSQL, session: asyncpg.Connection) -> bool:
-    """Whether a commit of now waits for a standby. They do once the checkpointer has read the settings. SHOW tells what
-    its own session has read."""
-    another = await asyncpg.connect(server.url)
-    committing = asyncio.create_task(another.execute("SELECT pg_logical_emit_message(true, '', '')"))
-    waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'"
-    try:
-        while not (found := await session.fetchval(waits, another.get_server_pid())) and not committing.done():
-            await asyncio.sleep(0.01)
-        return bool(found)
-    finally:
-        # It obeys also while it waits.
-        await session.execute("SELECT pg_terminate_backend($1)", another.get_server_pid())
-        another.terminate()
-        await asyncio.gather(committing, return_exceptions=True)
 
 
 async def test_f6_releases_that_wait_for_a_standby_are_no_outage(

@@ -23,6 +23,7 @@ from asynclock.stores.sql.rows import FLOOR
 from asynclock.stores.sql.sending import Single
 from asynclock.stores.sql.single import statement, statement_of_one
 from asynclock.stores.sql.unflushed import MOST, RECENT, Unflushed
+from tests.support.gone_standby import standby_gone, waits
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
 from tests.support.sql_states import database_of
@@ -38,48 +39,6 @@ def server() -> Iterator[PostgreSQL]:
     """A server of the module's own, whose settings a test changes."""
     with own_postgresql() as server:
         yield server
-
-
-@asynccontextmanager
-async def standby_gone(server: PostgreSQL) -> AsyncIterator[asyncpg.Connection]:
-    """Each commit that is awaited waits for a standby that is gone, until this ends."""
-    session = await asyncpg.connect(server.url)
-    try:
-        await session.execute("ALTER SYSTEM SET synchronous_standby_names = 'gone'")
-        await session.execute("SELECT pg_reload_conf()")
-        async with asyncio.timeout(LIMIT):
-            while not await commits_wait(server, session):
-                await asyncio.sleep(0.01)
-        yield session
-    finally:
-        await session.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
-        await session.execute("SELECT pg_reload_conf()")
-        await session.close()
-
-
-async def commits_wait(server: PostgreSQL, session: asyncpg.Connection) -> bool:
-    """Whether a commit of now waits: the checkpointer has read the settings."""
-    another = await asyncpg.connect(server.url)
-    pid = another.get_server_pid()
-    emits = "SELECT pg_logical_emit_message(true, '', '')"
-    committing = asyncio.create_task(another.execute(emits))
-    try:
-        while not (found := await waits(session, emits)) and not committing.done():
-            await asyncio.sleep(0.01)
-        return found
-    finally:
-        await session.execute("SELECT pg_terminate_backend($1)", pid)
-        another.terminate()
-        while await waits(session, emits):
-            await asyncio.sleep(0.01)
-        await asyncio.gather(committing, return_exceptions=True)
-
-
-async def waits(session: asyncpg.Connection, statement: str = "%") -> bool:
-    """Whether a session waits for a standby, with such a statement."""
-    sql = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE $1"
-    found: bool = await session.fetchval(sql, statement)
-    return found
 
 
 async def in_statements(client: Redlock, store: SQLStore) -> Unflushed:

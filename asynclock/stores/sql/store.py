@@ -122,8 +122,6 @@ class SQLStore(TransactionalStore):
             singles = None if database.writes_looks(op) else database.singles
             if singles is not None and (single := single_of(keys[0], op)) is not None:
                 statement = _Statement(self, database, keys)
-                if database.unflushed is not None:
-                    statement.answered = database.unflushed.answered
                 begun = singles.add(*single, statement.told)
                 statement.op = copy_of(op)  # while the server works
                 return begun, statement.votes
@@ -210,7 +208,7 @@ class SQLStore(TransactionalStore):
 class _Statement:
     """An op that is one statement. Where that is not enough, it is a transaction."""
 
-    __slots__ = ("_database", "_keys", "_store", "answered", "op", "votes")
+    __slots__ = ("_answered", "_database", "_keys", "_store", "op", "votes")
 
     op: Op  # a copy
 
@@ -218,7 +216,7 @@ class _Statement:
         self._store = store
         self._database = database
         self._keys = keys
-        self.answered = 0  # see Unflushed
+        self._answered = 0 if database.unflushed is None else database.unflushed.answered
         self.votes: list[Grant | Refused | Undone] = []
 
     def told(self, fence: int | None, error: Exception | None) -> Left:
@@ -227,7 +225,7 @@ class _Statement:
             return self._database.failed_single(error)
         if fence is None:
             return self._transact
-        self._database.committed_plain(self._keys[0], self.op, self.answered)
+        self._database.committed_plain(self._keys[0], self.op, self._answered)
         self.votes.append((fence, False))
         return None
 
