@@ -1,8 +1,9 @@
 """The releases that PostgreSQL has carried out, and that a crash or a failover may undo (`single.py`). Pure.
 
-Their commits were not awaited. The commit of a single acquire or extend is awaited, and is behind theirs in the log of
-the server. So once one is answered that was sent after them, they are kept for good. The others, as far as they are
-recent, are sent again after an outage. (Transactions are awaited, too. They are not counted: some write nothing.)
+Their commits were not awaited. The commit of an acquire or extend that is one statement is awaited, and is behind
+theirs in the log of the server. So once one is answered that was sent after them, they are on the disk. The others, as
+far as they are recent, are sent again after an outage. (Transactions are awaited, too, but do not count: some write
+nothing.)
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Op
 
 RECENT = 10.0
-"""Seconds: more than the server keeps a part of its log in memory, and until the client notices that it is gone."""
+"""Seconds for which a release counts. The server writes its log within 0.6 s, by default; a client may take some
+seconds to notice that the server has gone."""
 
 MOST = 1_000
 """The greatest number of them. Those of a client that acquires in between are a few."""
