@@ -17,7 +17,7 @@ from asynclock.stores.port import WrongKind
 from asynclock.stores.undelivered import PAUSES, Undelivered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from asynclock._time import Clock, Timer
     from asynclock.rules.model import Op
@@ -65,6 +65,13 @@ class Redelivery:
         if not isinstance(error, WrongKind):
             self._undelivered.add(op, self._clock.now(), sent, error)
             self._schedule()
+
+    def keep_undone(self, releases: Iterable[Op]) -> None:
+        """These were carried out, and an outage may have undone them."""
+        now, error = self._clock.now(), ConnectionError("an outage may have undone them")
+        for op in releases:
+            self._undelivered.add(op, now, now, error, answered=True)
+        self._schedule()
 
     def send_before(self, op: Op) -> None:
         """Send the releases of the names of an op, which follows. If that is a release which waits until the node is

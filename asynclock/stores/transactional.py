@@ -121,8 +121,8 @@ class TransactionalStore(ABC):
         return ""
 
     def undone(self, tag: str) -> Sequence[Op]:
-        """Releases of the client of that tag that were carried out, and that an outage of the database may have undone.
-        The node sends them again once it has opened again."""
+        """Take the releases of the client of that tag that were carried out, and that an outage of the database may
+        have undone. The node sends them again once it has opened again."""
         del tag
         return ()
 
@@ -198,6 +198,7 @@ class TransactionalNode:
         self._closed = False
         self._under_way = Deadlines[Job](config.clock, self._overdue)  # ops that have begun, and are not overdue
         self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
+        self._undone: Sequence[Op] = ()  # see `TransactionalStore.undone`
 
     async def open(self) -> None:
         if self._down is not None:  # it opens again in the background, for as long as the outage lasts
@@ -248,9 +249,9 @@ class TransactionalNode:
             self._down.set()
             self._down = None
         self._reports.up()
-        if again:
-            for release in self._store.undone(self._listener.tag):
-                self._redelivery.keep(release, self._clock.now(), ConnectionError("an outage may have undone them"))
+        if again:  # some were answered after the outage was noticed
+            self._redelivery.keep_undone([*self._undone, *self._store.undone(self._listener.tag)])
+            self._undone = ()
         self._redelivery.retry()
         if again:
             self._listener.connected(self._index)
@@ -263,6 +264,7 @@ class TransactionalNode:
             self.error, self._down = error, asyncio.Event()
             if isinstance(error, ConfigError):  # it answers, and can still free a name
                 self._down.set()
+            self._undone = self._store.undone(self._listener.tag)
             self._jobs.backlog.fail(lambda: self.error)
             self._reports.down(error)  # of an idle connection that was closed: only if it cannot be made again
             self._open_soon(self._reopen())

@@ -29,14 +29,14 @@ _DROPPED = 100
 
 
 class PendingRelease(Op):
-    """A release that a server still has to carry out. It leaves a tombstone, and puts no ticket back. It does not mark
-    a free name (`Op.marks_free`): the name may have had another owner meanwhile."""
+    """A release that a server still has to carry out. It leaves a tombstone, unless it was answered before, and puts no
+    ticket back. It does not mark a free name (`Op.marks_free`): the name may have had another owner meanwhile."""
 
     __slots__ = ("rests_until", "until")
 
-    def __init__(self, op: Op, now: float, sent: float) -> None:
+    def __init__(self, op: Op, now: float, sent: float, *, answered: bool = False) -> None:
         super().__init__(
-            op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, tombstone=True, done=op.done > 0
+            op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, tombstone=not answered, done=op.done > 0
         )
         self.queueing = CONTENDED[op.queueing.serve]
         self.rests_until = sent + op.rest  # min_hold counts from the release, not from its delivery
@@ -93,11 +93,12 @@ class Undelivered:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, op: Op, now: float, sent: float, error: Exception) -> None:
-        """Keep a release that was first sent at `sent`, and failed."""
+    def add(self, op: Op, now: float, sent: float, error: Exception, *, answered: bool = False) -> None:
+        """Keep a release that was first sent at `sent`, and failed. `answered`: it was carried out, and may have been
+        undone."""
         self.error = error
         if op.id not in self._kept:
-            kept = self._kept[op.id] = _Kept(PendingRelease(op, now, sent))
+            kept = self._kept[op.id] = _Kept(PendingRelease(op, now, sent, answered=answered))
             for name in _names(op):
                 self._ids.setdefault(name, {})[op.id] = None
             self._wait(kept, now)

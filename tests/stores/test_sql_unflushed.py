@@ -16,7 +16,7 @@ import pytest
 from asynclock import Redlock
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.sql import SQLStore, engines
+from asynclock.stores.sql import SQLStore, engines, unflushed
 from asynclock.stores.sql.dialects import Dialect
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.rows import FLOOR
@@ -24,9 +24,9 @@ from asynclock.stores.sql.sending import Single
 from asynclock.stores.sql.single import statement, statement_of_one
 from asynclock.stores.sql.unflushed import MOST, RECENT, Unflushed
 from tests.support.gone_standby import standby_gone, waits
-from tests.support.probes import acquisitions_of, waits_for_notice
+from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
-from tests.support.sql_states import database_of
+from tests.support.sql_states import database_of, read_rows
 from tests.support.waiters import LIMIT, LONG, until
 
 TABLE = "unflushed"
@@ -44,10 +44,10 @@ def server() -> Iterator[PostgreSQL]:
 async def in_statements(client: Redlock, store: SQLStore) -> Unflushed:
     """Returns once its ops are single statements, because push messages have come."""
     async with asyncio.timeout(LIMIT):
-        while (unflushed := database_of(store).unflushed) is None:
+        while (found := database_of(store).unflushed) is None:
             async with client("first"):
                 await asyncio.sleep(0.01)
-    return unflushed
+    return found
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -98,15 +98,35 @@ async def test_f6_a_release_that_was_lost_in_a_crash_is_sent_again(name: str) ->
     async with without_log() as (server, crash):
         store = SQLStore(server.url, TABLE)
         async with Redlock(store, lease=LONG, node_timeout=LIMIT, patience=LIMIT) as client:
-            unflushed = await in_statements(client, store)
+            kept = await in_statements(client, store)
             for each in "abc":
                 async with client(f"{name}:{each}") as lease:
                     pass
-            assert len(unflushed) == 1
+            assert len(kept) == 1
             await crash()
             async with asyncio.timeout(LIMIT), client(f"{name}:c") as after:
                 assert after.fence > lease.fence
-                assert not len(unflushed)
+                assert not len(kept)
+                rows, _ = await read_rows(store, [f"{name}:c"])
+                assert rows[f"{name}:c"].state is None  # no tombstone, which would make all ops of the name slower
+
+
+async def test_f6_a_release_that_was_lost_is_sent_again_however_long_the_server_is_away(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recent counts from when the client has noticed the outage."""
+    async with without_log() as (server, _):
+        store = SQLStore(server.url, TABLE)
+        async with Redlock(store, lease=LONG, node_timeout=LIMIT, patience=LIMIT) as client:
+            await in_statements(client, store)
+            async with client(name):
+                pass
+            await asyncio.to_thread(server.stop)
+            await until(lambda: nodes_of(client)[0].error is not None)
+            monkeypatch.setattr(unflushed, "RECENT", 0.0)
+            await asyncio.to_thread(server.start)
+            async with asyncio.timeout(LIMIT), client(name):
+                pass
 
 
 async def test_f6_a_hold_whose_release_was_lost_in_a_crash_is_there_again(name: str) -> None:
@@ -212,31 +232,31 @@ def op(verb: Verb, number: int, tag: str = "a") -> Op:
 
 def test_what_is_behind_an_awaited_commit_is_kept_no_longer() -> None:
     """An op that was sent before a release was answered says nothing of it."""
-    unflushed = Unflushed()
+    kept = Unflushed()
     for number in range(3):
-        unflushed.released(op(Verb.RELEASE, number), 0.0)
-    sent = unflushed.answered
-    unflushed.released(op(Verb.RELEASE, 3), 0.0)
-    unflushed.released(op(Verb.RELEASE, 4, "b"), 0.0)
-    unflushed.flushed(sent)
-    assert [each.id[-2] for each in unflushed.take("a" * 12, 1.0)] == ["3"]
-    assert [each.id[-2] for each in unflushed.take("b" * 12, 1.0)] == ["4"]
-    assert not len(unflushed)
+        kept.released(op(Verb.RELEASE, number), 0.0)
+    sent = kept.answered
+    kept.released(op(Verb.RELEASE, 3), 0.0)
+    kept.released(op(Verb.RELEASE, 4, "b"), 0.0)
+    kept.flushed(sent)
+    assert [each.id[-2] for each in kept.take("a" * 12, 1.0)] == ["3"]
+    assert [each.id[-2] for each in kept.take("b" * 12, 1.0)] == ["4"]
+    assert not len(kept)
 
 
 def test_what_was_released_long_ago_is_kept_no_longer() -> None:
     """The log was on the disk soon after."""
-    unflushed = Unflushed()
-    unflushed.released(op(Verb.RELEASE, 1), 0.0)
-    unflushed.released(op(Verb.RELEASE, 2), RECENT)
-    assert [each.id[-2] for each in unflushed.take("a" * 12, RECENT + 1)] == ["2"]
-    assert not len(unflushed)
+    kept = Unflushed()
+    kept.released(op(Verb.RELEASE, 1), 0.0)
+    kept.released(op(Verb.RELEASE, 2), RECENT)
+    assert [each.id[-2] for each in kept.take("a" * 12, RECENT + 1)] == ["2"]
+    assert not len(kept)
 
 
 def test_only_so_many_releases_are_kept() -> None:
     """The newest."""
-    unflushed = Unflushed()
+    kept = Unflushed()
     for number in range(MOST + 5):
-        unflushed.released(op(Verb.RELEASE, number), 0.0)
-    assert len(unflushed) == MOST
-    assert unflushed.take("a" * 12, 1.0)[0].id == op(Verb.RELEASE, 5).id
+        kept.released(op(Verb.RELEASE, number), 0.0)
+    assert len(kept) == MOST
+    assert kept.take("a" * 12, 1.0)[0].id == op(Verb.RELEASE, 5).id

@@ -16,9 +16,9 @@ from asynclock.rules.model import TAG_LENGTH
 if TYPE_CHECKING:
     from asynclock.rules.model import Op
 
-RECENT = 10.0
-"""Seconds for which a release counts. The server writes its log within 0.6 s, by default; a client may take some
-seconds to notice that the server has gone."""
+RECENT = 15.0
+"""Seconds for which a release counts. The server writes its log within 0.6 s, by default; a client may take 12 s to
+notice that the server has gone."""
 
 MOST = 1_000
 """The greatest number of them. Those of a client that acquires in between are a few."""
