@@ -46,6 +46,7 @@ from tests.support.services.mariadb import shared_mariadb
 from tests.support.services.postgresql import shared_postgresql
 from tests.support.services.sentinels import sentinel_deployment  # noqa: F401 - a fixture
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
+from tests.support.workers import copy_workers
 
 _numbers = itertools.count()
 
@@ -69,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
+    copy_workers()
     config.addinivalue_line("markers", "both_loops(why): the event loop has a part in it, so it runs on both")
     config.addinivalue_line("markers", "every_store: of the short pass that runs over the deployments of all stores")
 
