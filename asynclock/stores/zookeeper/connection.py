@@ -329,6 +329,12 @@ class Connection:
         made, stat = await self._ask(self._client.ephemeral(path, data, with_stat=True))
         return made, _stat(stat)
 
+    async def create_first(self, path: str, data: bytes) -> str:
+        """The same, and its parent in the same transaction. Raises NodeExistsError if there is one."""
+        parent = path.rpartition("/")[0]
+        _, made = await self._commit([self._client.persistent(parent), self._client.ephemeral(path, data)])
+        return str(made)
+
     async def create_all(self, nodes: Sequence[tuple[str, bytes]]) -> list[str]:
         """Create several such nodes in one transaction: all or none. Their paths."""
         return await self._commit([self._client.ephemeral(path, data) for path, data in nodes])

@@ -379,7 +379,8 @@ class ZooKeeperNode:
         if not contender.nodes:
             if not number and (refused := await self._turns.refusal_before(contender)) is not None:
                 return refused
-            await self._places.create(contender)
+            if await self._places.create(contender):
+                return self._turns.grant(contender)
         return await self._turns.judge(contender, waits=number > 0)
 
     # -- extend and release --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import math
 import secrets
 from typing import TYPE_CHECKING
 
-from kazoo.exceptions import NoNodeError, NotEmptyError, SessionExpiredError
+from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError, SessionExpiredError
 
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.port import Refused
@@ -87,8 +87,9 @@ class Places:
         left = math.inf if left is None else max(left, _SOON)
         return Refused(left, holder, rank, found.child.number + 1)
 
-    async def create(self, contender: Contender) -> None:
-        """Create its nodes, all or none, each as the last one of its queue."""
+    async def create(self, contender: Contender) -> bool:
+        """Create its nodes, all or none, each as the last one of its queue. Returns whether nobody can be before it,
+        because the name had no node before."""
         nodes = [
             (
                 f"{self.path(part.name)}/{prefix_of(self._layout, contender.id, part.kind)}",
@@ -96,33 +97,50 @@ class Places:
             )
             for part in contender.parts
         ]
+        is_new = False
         for again in range(_TRIES, -1, -1):
             contender.doubtful = True
             try:
-                if len(nodes) == 1:
-                    path, stat = await self.servers.create(*nodes[0])
-                    paths = [path]
-                else:
-                    paths = await self.servers.create_all(nodes)
-            except NoNodeError:
+                paths, stat = await self._create(nodes, is_new=is_new)
+            except (NoNodeError, NodeExistsError) as error:
                 contender.doubtful = False
                 if not again:
                     raise
-                await asyncio.gather(*(self.servers.ensure(self.path(part.name)) for part in contender.parts))
+                is_new = await self._prepare(contender, error, was_new=is_new)
             except Exception as error:
                 contender.doubtful = not isinstance(error, (*HOPELESS, SessionExpiredError))
                 raise
             else:
-                if len(nodes) > 1:  # still doubtful: if an operator deleted the first one, the others are there
+                if stat is None:  # still doubtful: if an operator deleted the first one, the others are there
                     stat = await self._stat(paths[0])
                 self._check_session(contender, stat)
                 contender.doubtful = False
                 contender.keep(paths, stat.czxid)
                 if not (unordered := [own.part for own in contender.nodes if not own.is_ordered]):
-                    return
+                    return is_new
                 await self.delete(contender)
                 for part in unordered:
                     await self._number_anew(part)
+        return False
+
+    async def _create(self, nodes: Sequence[tuple[str, bytes]], *, is_new: bool) -> tuple[list[str], Stat | None]:
+        """The paths, and what the servers say about the only one; None: they do not say it for a transaction."""
+        if len(nodes) > 1:
+            return await self.servers.create_all(nodes), None
+        if is_new:
+            return [await self.servers.create_first(*nodes[0])], None
+        path, stat = await self.servers.create(*nodes[0])
+        return [path], stat
+
+    async def _prepare(self, contender: Contender, error: NoNodeError | NodeExistsError, *, was_new: bool) -> bool:
+        """After a create that failed for that. Returns whether the next one creates the node of the lock, too."""
+        if contender.several:
+            await asyncio.gather(*(self.servers.ensure(self.path(part.name)) for part in contender.parts))
+            return False
+        lacks = isinstance(error, NoNodeError)
+        if lacks and was_new:
+            await self.servers.ensure(self._settings.root)
+        return lacks
 
     async def _number_anew(self, part: Part) -> None:
         """Delete the node of a lock whose numbers have ended: those of the next one begin with 0. The servers delete it

@@ -116,7 +116,7 @@ class Turns:
             if leaves:  # the name may be free by now: the owner tries again
                 asyncio.get_running_loop().call_soon(self._fired, contender, contender.watch)
                 return refused
-        return self._grant(contender)
+        return self.grant(contender)
 
     async def _blocked(self, contender: Contender, *, waits: bool) -> Blocked | None:
         """The name that refuses a contender. None: no name does. Raises WrongKind, and then deletes its nodes."""
@@ -146,7 +146,8 @@ class Turns:
         # The name where its ticket is comes first: there later arrivals may wait behind it.
         return min(blocked, key=lambda each: ticket is None or ticket.part is not each.part, default=None)
 
-    def _grant(self, contender: Contender) -> Grant:
+    def grant(self, contender: Contender) -> Grant:
+        """It holds the lock: nobody is in its way."""
         contender.granted, waited = True, contender.waits
         contender.waits, contender.waits_at = False, None
         contender.unwatch()
