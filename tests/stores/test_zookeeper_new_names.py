@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
+from kazoo.security import make_acl
 
-from asynclock import QuorumUnavailable, Redlock
+from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.stores.zookeeper.connection import Connection
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT
@@ -41,51 +43,87 @@ async def test_the_first_lock_of_a_name_is_created_at_once(clients: list[Redlock
     """The node of the lock and that of the holder are created together, so nobody can be before it. Later ones look who
     is."""
     lease = await clients[0](name).acquire()
-    assert asked == ["Create2", "Transaction", "Exists"]
+    assert asked[:3] == ["Create2", "Transaction", "Exists"]
     fence = lease.fence
     await lease.release()
     asked.clear()
     async with clients[1](name) as lease:
-        assert asked == ["Create2", "GetChildren"]
+        assert asked[:2] == ["Create2", "GetChildren"]
         assert lease.fence > fence
 
 
 async def test_another_client_creates_the_node_of_the_lock_meanwhile(
-    clients: list[Redlock], name: str, monkeypatch: pytest.MonkeyPatch
+    clients: list[Redlock], name: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the name is not new, and the client waits behind the other one."""
+    """Then the name is not new, and the client is refused, or waits, as for any name. It does not look for a node that
+    it may have created."""
     first, other = clients
     held, create_first = [], Connection.create_first
 
     async def later(self: Connection, path: str, data: bytes) -> Any:
-        monkeypatch.undo()
+        monkeypatch.setattr(Connection, "create_first", create_first)
         held.append(await other(name).acquire())
         return await create_first(self, path, data)
 
     monkeypatch.setattr(Connection, "create_first", later)
     assert await first(name).acquire(timeout=0) is None
+    assert "Sync" not in asked
     waiting = asyncio.ensure_future(first(name).acquire())
     await held[0].release()
     await (await waiting).release()
 
 
+@pytest.mark.parametrize("request_", ["create_first", "exists"])
 async def test_c2_the_first_lock_of_a_name_without_a_reply(
-    clients: list[Redlock], name: str, monkeypatch: pytest.MonkeyPatch
+    request_: str, clients: list[Redlock], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it created is found and deleted."""
     first, other = clients
-    create_first = Connection.create_first
+    request = getattr(Connection, request_)
 
-    async def lost(self: Connection, path: str, data: bytes) -> Any:
-        monkeypatch.undo()
-        await create_first(self, path, data)
+    async def lost(self: Connection, *args: Any) -> Any:
+        monkeypatch.setattr(Connection, request_, request)
+        await request(self, *args)
         raise ConnectionLoss
 
-    monkeypatch.setattr(Connection, "create_first", lost)
+    monkeypatch.setattr(Connection, request_, lost)
     with pytest.raises(QuorumUnavailable):
         await first(name).acquire(timeout=0)
     async with other(name):
         pass
+
+
+async def test_an_operator_deletes_its_node_at_once(
+    clients: list[Redlock], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the client has its token. Nobody holds the lock, and the next attempt is a usual one."""
+    first, other = clients
+    create_first = Connection.create_first
+
+    async def deleted(self: Connection, path: str, data: bytes) -> str:
+        made = await create_first(self, path, data)
+        await self.delete(made)
+        return made
+
+    monkeypatch.setattr(Connection, "create_first", deleted)
+    with pytest.raises(QuorumUnavailable):
+        await first(name).acquire(timeout=0)
+    for each in (other, first):
+        async with each(name):
+            pass
+
+
+async def test_c13_a_path_in_which_it_may_create_nothing(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """Any more. The error names the path, and not the name below it."""
+    path = f"/closed-{name.replace(':', '-')}"
+    owner = KazooClient(shared_zookeeper.address)
+    owner.start()
+    async with Redlock(shared_zookeeper.url(path), patience=LIMIT) as client:
+        owner.set_acls(path, [make_acl("world", "anyone", read=True, write=True)])
+        with pytest.raises(ConfigError, match=f"lacks the permission CREATE on {path}:"):
+            await client("n").acquire(timeout=0)
+    owner.stop()
+    owner.close()
 
 
 async def test_the_path_of_the_url_is_new(shared_zookeeper: ZooKeeper, name: str) -> None:

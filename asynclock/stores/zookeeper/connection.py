@@ -330,7 +330,7 @@ class Connection:
         return made, _stat(stat)
 
     async def create_first(self, path: str, data: bytes) -> str:
-        """The same, and its parent in the same transaction. Raises NodeExistsError if there is one."""
+        """The same, and its parent in the same transaction. Raises NodeExistsError if the parent exists."""
         parent = path.rpartition("/")[0]
         _, made = await self._commit([self._client.persistent(parent), self._client.ephemeral(path, data)])
         return str(made)

@@ -4,7 +4,8 @@ The rules:
 
 1. An acquire creates the contender's node, and then reads the children. If no earlier child is in its way, it holds the
    lock. If one is, the contender waits: it keeps its node and watches that child; or, without a ticket, it deletes its
-   node. So a release or a death notifies one waiter.
+   node. So a release or a death notifies one waiter. If the name has no node yet, one transaction creates both, and no
+   child can be earlier.
 2. A create whose reply was lost may have been carried out. Its node is looked for by the id in its name, after a sync.
    The servers carry out no request of an earlier connection once they have accepted a later one of the session. So what
    is not found then never comes.

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from asynclock.stores.zookeeper.settings import Settings
 
 _TRIES = 5
-"""So often a create is tried again whose parent was deleted between two requests."""
+"""So often a create is tried again: the name's node may lack, others may create or delete it between two requests, and
+its numbers may have ended."""
 
 _SOON = 1.0
 """Seconds until a waiter asks again for a name whose mark has ended: the servers delete it up to a minute later, and
@@ -88,8 +89,8 @@ class Places:
         return Refused(left, holder, rank, found.child.number + 1)
 
     async def create(self, contender: Contender) -> bool:
-        """Create its nodes, all or none, each as the last one of its queue. Returns whether nobody can be before it,
-        because the name had no node before."""
+        """Create its nodes, all or none, each as the last one of its queue. Returns whether it created the name's node,
+        too: then nobody can be before it."""
         nodes = [
             (
                 f"{self.path(part.name)}/{prefix_of(self._layout, contender.id, part.kind)}",
@@ -102,12 +103,15 @@ class Places:
             contender.doubtful = True
             try:
                 paths, stat = await self._create(nodes, is_new=is_new)
-            except (NoNodeError, NodeExistsError) as error:
+            except NoNodeError:
                 contender.doubtful = False
                 if not again:
                     raise
-                is_new = await self._prepare(contender, error, was_new=is_new)
+                is_new = await self._prepare(contender, was_new=is_new)
             except Exception as error:
+                if is_new and again and isinstance(error, NodeExistsError):  # another client was first to create it
+                    is_new = False
+                    continue
                 contender.doubtful = not isinstance(error, (*HOPELESS, SessionExpiredError))
                 raise
             else:
@@ -124,7 +128,7 @@ class Places:
         return False
 
     async def _create(self, nodes: Sequence[tuple[str, bytes]], *, is_new: bool) -> tuple[list[str], Stat | None]:
-        """The paths, and what the servers say about the only one; None: they do not say it for a transaction."""
+        """The paths, and the stat of the only one; None: it came of a transaction, whose answer has paths alone."""
         if len(nodes) > 1:
             return await self.servers.create_all(nodes), None
         if is_new:
@@ -132,15 +136,13 @@ class Places:
         path, stat = await self.servers.create(*nodes[0])
         return [path], stat
 
-    async def _prepare(self, contender: Contender, error: NoNodeError | NodeExistsError, *, was_new: bool) -> bool:
-        """After a create that failed for that. Returns whether the next one creates the node of the lock, too."""
+    async def _prepare(self, contender: Contender, *, was_new: bool) -> bool:
+        """A name has no node. Returns whether the next create is to create it, too."""
         if contender.several:
             await asyncio.gather(*(self.servers.ensure(self.path(part.name)) for part in contender.parts))
-            return False
-        lacks = isinstance(error, NoNodeError)
-        if lacks and was_new:
+        elif was_new:  # nor has the path of the url
             await self.servers.ensure(self._settings.root)
-        return lacks
+        return not contender.several
 
     async def _number_anew(self, part: Part) -> None:
         """Delete the node of a lock whose numbers have ended: those of the next one begin with 0. The servers delete it

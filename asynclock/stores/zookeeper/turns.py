@@ -147,7 +147,7 @@ class Turns:
         return min(blocked, key=lambda each: ticket is None or ticket.part is not each.part, default=None)
 
     def grant(self, contender: Contender) -> Grant:
-        """It holds the lock: nobody is in its way."""
+        """Make it a holder. Nobody is in its way."""
         contender.granted, waited = True, contender.waits
         contender.waits, contender.waits_at = False, None
         contender.unwatch()

@@ -216,7 +216,8 @@ class Masters:
             elif self._now() - when > _RECENT:
                 del self.moved[slot]
         changed = owners != self.by_slot
-        if changed and not first and any(new is None is not old for new, old in zip(owners, self.by_slot, strict=True)):
+        # Without a shard before, no slot had a master. The comparison takes a millisecond.
+        if changed and self.all and any(new is None is not old for new, old in zip(owners, self.by_slot, strict=True)):
             self.bared_at = self._now()
         before, self.by_slot, self.error = self.by_slot, owners, None
         if ranges and all(each.master is None for each in ranges):
