@@ -130,6 +130,26 @@ def held_thread(client: Redlock) -> Iterator[None]:
         go_on.set()
 
 
+def sends_of(client: Redlock) -> list[int]:
+    """The system calls that send from now on, as the numbers of bytes."""
+    sock, calls = connection_of(client)._handler._socket, list[int]()
+
+    class Counted:
+        def __init__(self, below: Any) -> None:
+            self._below = below
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._below, name)
+
+        def send(self, data: bytes) -> int:
+            sent: int = self._below.send(data)
+            calls.append(sent)
+            return sent
+
+    sock._sock = Counted(sock._sock)
+    return calls
+
+
 @contextmanager
 def held_request(client: Redlock, verb: str, when: Callable[[], object]) -> Iterator[asyncio.Event]:
     """The first request of that method of the connection, once `when` says so, is not sent before the end of this. The

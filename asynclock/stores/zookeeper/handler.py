@@ -9,6 +9,7 @@ kazoo runs a connection in a thread of its own, and takes its sockets and its wa
 - hangs up on a server that does not answer for a third of the session timeout. kazoo does not notice that while it has
   requests to send, because it takes each of them for a ping;
 - wakes that thread without a write that could block: kazoo writes a byte for each request;
+- sends requests that are ready together, and reads many answers at once: kazoo makes eight system calls for each;
 - runs callbacks in the thread of the connection: they only wake the event loop. So they come in the order in which the
   server answered, and without a change of threads each;
 - lets the session end if the event loop does not run: a session that a thread keeps alive for a loop that is blocked
@@ -42,6 +43,9 @@ log = logging.getLogger("asynclock.kazoo")
 
 _GREETING = struct.Struct(">iiiq")
 """The beginning of the first message of a server: its length, the version, the session timeout in ms, the session."""
+
+_CHUNK = 1 << 16
+"""Bytes to read at once."""
 
 _PAUSE = 0.02
 """Seconds between two looks at a loop that does not run."""
@@ -167,14 +171,28 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
             return runner.run(connect())
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
+        """Before kazoo sends it asks which sockets can be written: each, since the socket keeps what it is given. What
+        it has is sent when kazoo waits."""
         while time.monotonic() - self._beat > self._silent_after and not self._is_abandoned():
             time.sleep(_PAUSE)
-        sock = self._socket
-        if sock is not None and timeout is not None:
-            timeout = min(timeout, self._limit) if not sock.greeted else self._patience(sock, timeout)
-        if not hasattr(select, "poll"):  # Windows
-            return super().select(rlist, wlist, xlist, timeout)
-        return _polled(rlist, wlist, timeout)
+        if wlist:
+            return [], wlist, []
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while not (ready := [each for each in rlist if each.has_more]):
+            unsent = [each for each in rlist if not each.flush()]
+            if any(each.has_more for each in rlist):
+                continue
+            left = max(0.0, until - time.monotonic())
+            sock = self._socket
+            if sock is not None and timeout is not None:
+                left = min(left, self._limit) if not sock.greeted else self._patience(sock, left)
+            if not hasattr(select, "poll"):  # Windows
+                ready, writable, _ = super().select(rlist, unsent, xlist, left if timeout is not None else None)
+            else:
+                ready, writable = _polled(rlist, unsent, left if timeout is not None else None)
+            if ready or not writable:  # else the rest of the requests can leave
+                break
+        return ready, [], []
 
     def _patience(self, sock: _Socket, timeout: float) -> float:
         """Seconds to wait at most. Hangs up if the server has been silent for too long."""
@@ -193,21 +211,20 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self._greeted(timeout, session)
 
 
-def _polled(rlist: list[Any], wlist: list[Any], timeout: float | None) -> tuple[list[Any], list[Any], list[Any]]:
+def _polled(rlist: list[Any], wlist: list[Any], timeout: float | None) -> tuple[list[Any], list[Any]]:
     """As select.select, for any number of files; without the selector that kazoo makes for each call."""
     poller = select.poll()
-    for each in wlist:
-        poller.register(each, select.POLLOUT)
     for each in rlist:
-        poller.register(each, select.POLLIN)
-    ready = {number for number, _ in poller.poll(None if timeout is None else max(0, math.ceil(timeout * 1000)))}
-    return [each for each in rlist if each.fileno() in ready], [each for each in wlist if each.fileno() in ready], []
+        poller.register(each, select.POLLIN | select.POLLOUT if each in wlist else select.POLLIN)
+    found = dict(poller.poll(None if timeout is None else max(0, math.ceil(timeout * 1000))))
+    events = {each: found.get(each.fileno(), 0) for each in rlist}
+    return [each for each in rlist if events[each] & ~select.POLLOUT], [each for each in wlist if events[each]]
 
 
 class _Bell:
     """Both ends of the pipe by which kazoo is woken. It writes a byte for each request that it puts into its queue, and
-    reads one for each that it takes out. They are counted here, and only the first one is in the pipe. So a write never
-    blocks: some kilobytes fill a pipe, and its reader may wait for the thread that writes.
+    reads one for each that it takes out. They are counted here, and the pipe has at most one, until kazoo is about to
+    wait. So a write never blocks: some kilobytes fill a pipe, and its reader may wait for the thread that writes.
 
     kazoo closes it when its thread has ended. If that takes too long, kazoo gives up, and the collector closes it."""
 
@@ -216,6 +233,7 @@ class _Bell:
         self._reads, self._writes = os.pipe()
         self._lock = threading.Lock()
         self._count = 0  # below 0: a request was taken out before its byte was written
+        self._is_rung = False  # a byte is in the pipe
 
     def fileno(self) -> int:
         return self._reads
@@ -223,12 +241,28 @@ class _Bell:
     def send(self, data: bytes) -> int:
         with self._lock:
             self._count += 1
-            return os.write(self._writes, data) if self._count == 1 else len(data)
+            if self._count > 0 and not self._is_rung:
+                self._is_rung = True
+                os.write(self._writes, data)
+        return len(data)
 
     def recv(self, size: int) -> bytes:
         with self._lock:
             self._count -= 1
-            return os.read(self._reads, size) if self._count == 0 else bytes(size)
+        return bytes(size)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a request is in the queue."""
+        return self._count > 0
+
+    def flush(self) -> bool:
+        """kazoo is about to wait: empty the pipe. Nothing is left to be sent."""
+        with self._lock:
+            if self._is_rung:
+                self._is_rung = False
+                os.read(self._reads, 1)
+        return True
 
     def close(self) -> None:
         ends, self._reads, self._writes = {self._reads, self._writes} - {-1}, -1, -1
@@ -239,12 +273,15 @@ class _Bell:
 
 
 class _Socket:
-    """A socket that reads the first message along, and knows since when it waits for an answer."""
+    """A socket that keeps what is to be sent until `flush`, and what it read beyond what it was asked for. It reads the
+    first message along, and knows since when it waits for an answer."""
 
     def __init__(self, sock: Any, heard: Callable[[float, int], object]) -> None:
         self._sock = sock
         self._heard = heard
         self._head = b""
+        self._unsent = bytearray()
+        self._unread = bytearray()
         self.greeted = False
         self.asked_at: float | None = None  # when the first message was sent that has no answer; None: there is none
 
@@ -252,21 +289,42 @@ class _Socket:
         return getattr(self._sock, name)
 
     def send(self, data: Any) -> int:
-        if self.asked_at is None:
-            self.asked_at = time.monotonic()
-        sent: int = self._sock.send(data)
-        return sent
+        self._unsent += data
+        return len(data)
+
+    def flush(self) -> bool:
+        """Send what there is. False: not all of it could be sent."""
+        while self._unsent:
+            if self.asked_at is None:
+                self.asked_at = time.monotonic()
+            try:
+                sent = self._sock.send(self._unsent)
+            except BlockingIOError:
+                return False
+            del self._unsent[:sent]
+        return True
+
+    @property
+    def has_more(self) -> bool:
+        """Whether an answer can be read at once."""
+        return bool(self._unread)
 
     def recv(self, size: int) -> bytes:
-        data: bytes = self._sock.recv(size)
-        self.asked_at = None  # a later message sets it again
-        if not self.greeted:
-            self._head += data
-            if len(self._head) >= _GREETING.size:
-                self.greeted = True
-                _, _, timeout, session = _GREETING.unpack_from(self._head)
-                self._heard(timeout / 1000, session)
+        if not self._unread:
+            self._unread += self._sock.recv(_CHUNK)
+            self.asked_at = None  # a later message sets it again
+            if not self.greeted:
+                self._greet()
+        data = bytes(self._unread[:size])
+        del self._unread[:size]
         return data
+
+    def _greet(self) -> None:
+        self._head += self._unread
+        if len(self._head) >= _GREETING.size:
+            self.greeted = True
+            _, _, timeout, session = _GREETING.unpack_from(self._head)
+            self._heard(timeout / 1000, session)
 
     def hang_up(self) -> None:
         """From any thread."""
