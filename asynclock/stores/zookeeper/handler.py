@@ -6,8 +6,8 @@ kazoo runs a connection in a thread of its own, and takes its sockets and its wa
 - reads the session timeout that the server gives, since kazoo does not tell it;
 - limits the time that a lookup of a host may take, and that a server may take to accept a connection and to open the
   session; if it does not accept, another address of its host is tried as well;
-- hangs up on a server that does not answer for a third of the session timeout. kazoo does not notice that while it has
-  requests to send, because it takes each of them for a ping;
+- hangs up on a server that does not answer for a third of the session timeout, counted from the first request after an
+  answer. kazoo does not notice that while it has requests to send, because it takes each of them for a ping;
 - wakes that thread without a write that could block: kazoo writes a byte for each request;
 - sends requests that are ready together, and reads many answers at once: kazoo makes eight system calls for each;
 - runs callbacks in the thread of the connection: they only wake the event loop. So they come in the order in which the
@@ -19,6 +19,7 @@ kazoo runs a connection in a thread of its own, and takes its sockets and its wa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -45,7 +46,7 @@ _GREETING = struct.Struct(">iiiq")
 """The beginning of the first message of a server: its length, the version, the session timeout in ms, the session."""
 
 _CHUNK = 1 << 16
-"""Bytes to read at once."""
+"""Bytes to read at once, at least."""
 
 _PAUSE = 0.02
 """Seconds between two looks at a loop that does not run."""
@@ -171,8 +172,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
             return runner.run(connect())
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
-        """Before kazoo sends it asks which sockets can be written: each, since the socket keeps what it is given. What
-        it has is sent when kazoo waits."""
+        """kazoo asks before each send whether the socket is writable. It always is, because `_Socket` has a buffer. The
+        buffer is sent when kazoo is about to wait."""
         while time.monotonic() - self._beat > self._silent_after and not self._is_abandoned():
             time.sleep(_PAUSE)
         if wlist:
@@ -223,14 +224,16 @@ def _polled(rlist: list[Any], wlist: list[Any], timeout: float | None) -> tuple[
 
 class _Bell:
     """Both ends of the pipe by which kazoo is woken. It writes a byte for each request that it puts into its queue, and
-    reads one for each that it takes out. They are counted here, and the pipe has at most one, until kazoo is about to
-    wait. So a write never blocks: some kilobytes fill a pipe, and its reader may wait for the thread that writes.
+    reads one for each that it takes out. They are counted here, and the pipe has at most one byte: `flush` takes it out
+    before each wait. So a write never blocks: some kilobytes fill a pipe, and its reader may wait for the thread that
+    writes.
 
     kazoo closes it when its thread has ended. If that takes too long, kazoo gives up, and the collector closes it."""
 
     def __init__(self) -> None:
         self._reads = self._writes = -1  # the collector closes it also if there is no pipe
         self._reads, self._writes = os.pipe()
+        os.set_blocking(self._reads, False)
         self._lock = threading.Lock()
         self._count = 0  # below 0: a request was taken out before its byte was written
         self._is_rung = False  # a byte is in the pipe
@@ -261,7 +264,8 @@ class _Bell:
         with self._lock:
             if self._is_rung:
                 self._is_rung = False
-                os.read(self._reads, 1)
+                with contextlib.suppress(BlockingIOError):  # a signal interrupted `send` before its write
+                    os.read(self._reads, 1)
         return True
 
     def close(self) -> None:
@@ -301,6 +305,9 @@ class _Socket:
                 sent = self._sock.send(self._unsent)
             except BlockingIOError:
                 return False
+            except OSError:  # the connection is lost. kazoo reads what came before, and then the same error
+                self._unsent.clear()
+                return True
             del self._unsent[:sent]
         return True
 
@@ -311,7 +318,7 @@ class _Socket:
 
     def recv(self, size: int) -> bytes:
         if not self._unread:
-            self._unread += self._sock.recv(_CHUNK)
+            self._unread += self._sock.recv(max(size, _CHUNK))
             self.asked_at = None  # a later message sets it again
             if not self.greeted:
                 self._greet()

@@ -1,8 +1,7 @@
 """Between an event loop and the thread of kazoo: requests in one direction, answers and events in the other.
 
-Neither side blocks the other one. The thread only puts into an inbox, and never calls into kazoo: kazoo writes a byte
-for each request, and nobody reads it while its only reader writes. kazoo sends one request at a time, so few are under
-way, and the others wait here, where the client may still drop them.
+Neither side blocks the other one. The thread only puts into an inbox, and never calls into kazoo: that may wait for the
+thread itself. Few requests are under way, and the others wait here, where the client may still drop them.
 """
 
 from __future__ import annotations
