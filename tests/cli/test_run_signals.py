@@ -65,6 +65,7 @@ def test_kill_9_ends_the_command(server: Server, name: str, begin: Begin) -> Non
 
 
 READS = """
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler waits for a read that a signal came just before
 say('holds')
 while (line := sys.stdin.readline().strip()) != 'end': say('read', line)
 """
