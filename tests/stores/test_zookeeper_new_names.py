@@ -16,7 +16,7 @@ from asynclock.stores.zookeeper.connection import Connection
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT
 from tests.support.zookeeper_clients import client_of
-from tests.support.zookeeper_probes import connection_of
+from tests.support.zookeeper_probes import connection_of, requests_of
 
 
 @pytest.fixture
@@ -26,34 +26,24 @@ async def clients(shared_zookeeper: ZooKeeper) -> AsyncIterator[list[Redlock]]:
         yield found
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The requests that leave, by the name of their class."""
-    known, ask = list[str](), Connection._ask  # noqa: SLF001 - the one place that all requests pass
-
-    async def noted(self: Connection, request: Any) -> Any:
-        known.append(type(request).__name__)
-        return await ask(self, request)
-
-    monkeypatch.setattr(Connection, "_ask", noted)
-    return known
-
-
-async def test_the_first_lock_of_a_name_is_created_at_once(clients: list[Redlock], name: str, asked: list[str]) -> None:
+async def test_the_first_lock_of_a_name_is_created_at_once(clients: list[Redlock], name: str) -> None:
     """The node of the lock and that of the holder are created together, so nobody can be before it. Later ones look who
     is."""
-    lease = await clients[0](name).acquire()
-    assert asked[:3] == ["Create2", "Transaction", "Exists"]
-    fence = lease.fence
-    await lease.release()
-    asked.clear()
-    async with clients[1](name) as lease:
+    first, other = clients
+    await first(f"{name}:else").locked()  # it connects
+    asked = requests_of(first)
+    async with first(name) as lease:
+        assert asked[:3] == ["Create2", "Transaction", "Exists"]
+        fence = lease.fence
+    await other(f"{name}:else").locked()
+    asked = requests_of(other)
+    async with other(name) as lease:
         assert asked[:2] == ["Create2", "GetChildren"]
         assert lease.fence > fence
 
 
 async def test_another_client_creates_the_node_of_the_lock_meanwhile(
-    clients: list[Redlock], name: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    clients: list[Redlock], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the name is not new, and the client is refused, or waits, as for any name. It does not look for a node that
     it may have created."""
@@ -66,6 +56,8 @@ async def test_another_client_creates_the_node_of_the_lock_meanwhile(
         return await create_first(self, path, data)
 
     monkeypatch.setattr(Connection, "create_first", later)
+    await first(f"{name}:else").locked()  # it connects
+    asked = requests_of(first)
     assert await first(name).acquire(timeout=0) is None
     assert "Sync" not in asked
     waiting = asyncio.ensure_future(first(name).acquire())
@@ -113,8 +105,8 @@ async def test_an_operator_deletes_its_node_at_once(
             pass
 
 
-async def test_c13_a_path_in_which_it_may_create_nothing(shared_zookeeper: ZooKeeper, name: str) -> None:
-    """Any more. The error names the path, and not the name below it."""
+async def test_c13_a_path_in_which_it_may_create_nothing_any_more(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The error names the path, and not the name below it."""
     path = f"/closed-{name.replace(':', '-')}"
     owner = KazooClient(shared_zookeeper.address)
     owner.start()

@@ -92,6 +92,7 @@ def test_answers_are_read_although_the_connection_is_lost(handler: Handler, ends
     """They came before. A request that cannot leave any more does not hide them."""
     ours, its = ends
     its.sendall(b"granted")
+    assert handler.select([ours], [], [], LIMIT)[0] == [ours]
     ours.hang_up()
     ours.send(b"renew")
     assert handler.select([ours], [], [], LIMIT)[0] == [ours]

@@ -182,6 +182,19 @@ def under_way(client: Redlock) -> int:
     return len(kazoo._queue) + len(kazoo._pending)
 
 
+def requests_of(client: Redlock) -> list[str]:
+    """The requests that are sent from now on, each by its kind."""
+    connection, asked = connection_of(client), list[str]()
+    ask = connection._ask
+
+    async def noted(request: Any) -> Any:
+        asked.append(type(request).__name__)
+        return await ask(request)
+
+    connection._ask = noted
+    return asked
+
+
 def asked_by(client: Redlock) -> list[str]:
     """The requests that are not answered yet, in their order, each by its kind."""
     connection = connection_of(client)

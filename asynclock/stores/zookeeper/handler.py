@@ -185,13 +185,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
                 continue
             left = max(0.0, until - time.monotonic())
             sock = self._socket
-            if sock is not None and timeout is not None:
+            if sock is not None:
                 left = min(left, self._limit) if not sock.greeted else self._patience(sock, left)
+            within = None if left == math.inf else left
             if not hasattr(select, "poll"):  # Windows
-                ready, writable, _ = super().select(rlist, unsent, xlist, left if timeout is not None else None)
+                ready, writable, _ = super().select(rlist, unsent, xlist, within)
             else:
-                ready, writable = _polled(rlist, unsent, left if timeout is not None else None)
-            if ready or not writable:  # else the rest of the requests can leave
+                ready, writable = _polled(rlist, unsent, within)
+            if ready or not writable:  # else the rest of the requests can be sent
                 break
         return ready, [], []
 
@@ -260,7 +261,7 @@ class _Bell:
         return self._count > 0
 
     def flush(self) -> bool:
-        """kazoo is about to wait: empty the pipe. Nothing is left to be sent."""
+        """kazoo is about to wait: empty the pipe. True, as of a socket that has sent all."""
         with self._lock:
             if self._is_rung:
                 self._is_rung = False
@@ -277,8 +278,8 @@ class _Bell:
 
 
 class _Socket:
-    """A socket that keeps what is to be sent until `flush`, and what it read beyond what it was asked for. It reads the
-    first message along, and knows since when it waits for an answer."""
+    """A socket with a buffer for what is sent, until `flush`, and one for what was read beyond what was asked for. It
+    reads the first message along, and knows since when it waits for an answer."""
 
     def __init__(self, sock: Any, heard: Callable[[float, int], object]) -> None:
         self._sock = sock
