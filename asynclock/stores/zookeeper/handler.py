@@ -6,8 +6,8 @@ kazoo runs a connection in a thread of its own, and takes its sockets and its wa
 - reads the session timeout that the server gives, since kazoo does not tell it;
 - limits the time that a lookup of a host may take, and that a server may take to accept a connection and to open the
   session; if it does not accept, another address of its host is tried as well;
-- hangs up on a server that does not answer for a third of the session timeout, counted from the first request after an
-  answer. kazoo does not notice that while it has requests to send, because it takes each of them for a ping;
+- hangs up on a server that sends nothing for a third of the session timeout, counted from the first request after the
+  last byte from it. kazoo does not notice that while it has requests to send, because it takes each of them for a ping;
 - wakes that thread without a write that could block: kazoo writes a byte for each request;
 - sends requests that are ready together, and reads many answers at once: kazoo makes eight system calls for each;
 - runs callbacks in the thread of the connection: they only wake the event loop. So they come in the order in which the
