@@ -14,6 +14,7 @@ import ast
 import copy
 import importlib
 import inspect
+import math
 import os
 import resource
 import select
@@ -228,14 +229,14 @@ def _functions_of(module: ModuleType) -> Iterator[FunctionType]:
                 yield function
 
 
-def is_noticed(mutant: Mutant, fails: Callable[[], bool]) -> bool:
-    """Whether a trial, in a child of this process, notices it: by its result, by an error, or because it does not end.
-    Raises LookupError if the change cannot be put in place."""
+def is_noticed(mutant: Mutant, fails: Callable[[], bool], cpu: float = CPU) -> bool:
+    """Whether a trial, in a child of this process, notices it: by its result, by an error, or because it does not end
+    within `cpu` seconds of CPU. Raises LookupError if the change cannot be put in place."""
     child = os.fork()
     if not child:
         code = _NOTICED
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(cpu), math.ceil(cpu)))
             try:
                 put_in_place(mutant)
             except (LookupError, ValueError):  # ValueError: the change takes a variable from an inner function
@@ -245,7 +246,7 @@ def is_noticed(mutant: Mutant, fails: Callable[[], bool]) -> bool:
         finally:
             os._exit(code)
     ended = os.pidfd_open(child)
-    if not select.select([ended], [], [], 4 * CPU)[0]:
+    if not select.select([ended], [], [], 4 * cpu)[0]:
         os.kill(child, signal.SIGKILL)
     os.close(ended)
     status = os.waitpid(child, 0)[1]

@@ -1,22 +1,25 @@
 """Which changes of the shipped decisions (`simulation/mutants.py`) does nobody notice: neither the tests that need no
 server, nor the walks, nor the simulation?
 
-    python -m tests.support.suite_mutants                        all of them: hours
-    python -m tests.support.suite_mutants --part 1/2             every second one, for a process beside it
+    python -m tests.support.suite_mutants --jobs 0               all of them, one process for each core: hours
     python -m tests.support.suite_mutants --only hold.py         those of one file
     python -m tests.support.suite_mutants --only hold.py --lines 90-120 tests/unit/test_holds.py    after a new test
 
 It collects the tests once and runs each once, to learn which lines of `protocol/` and `quorum/` it reaches. A mutant is
-then tried in children of that process: in the tests that reach its line, the fastest first, until one fails; then in
+then tried in copies of that process: in the tests that reach its line, the fastest first, until one fails; then in
 walks; then in the simulation.
+
+`equivalent_mutants.txt` has those that change nothing anybody could see, each with the reason. They are tried as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter, defaultdict
+from pathlib import Path
 from random import Random
 from types import FrameType
 from typing import Any
@@ -24,15 +27,18 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from simulation.mutants import PACKAGE, Mutant, fails_in_simulation, fails_in_walks, is_noticed, mutants
+from simulation.mutants import CPU, PACKAGE, Mutant, fails_in_simulation, fails_in_walks, is_noticed, mutants
 from tests.support.deployments import deployment_of
 
-FOLDERS = ["tests/unit", "tests/waiting", "tests/locks", "tests/failures", "tests/stores/test_waiting_ops.py"]
+FOLDERS = [
+    *("tests/unit", "tests/waiting", "tests/locks", "tests/failures", "tests/testing", "tests/monitoring"),
+    *("tests/stores/test_waiting_ops.py", "tests/stores/test_untrusted_data.py", "tests/stores/test_user_store.py"),
+]
 
 SLOW = 2.0
 """Seconds: a test that takes longer is not run for each mutant."""
 
-HANGS = 10
+HANGS = 20
 """Seconds of one test with a mutant."""
 
 MODULE = 0
@@ -44,14 +50,17 @@ _REAL = {
 }
 """Fixtures of servers."""
 
+_EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
+"""A mutant without its line number, as it is printed; the reason follows in indented lines."""
+
 _FOLDERS = (str(PACKAGE / "protocol"), str(PACKAGE / "quorum"))
 
 
 class Trials:
     """A plugin of pytest that tries mutants in place of one run of the tests."""
 
-    def __init__(self, chosen: list[Mutant], seeds: int) -> None:
-        self._chosen, self._seeds = chosen, range(seeds)
+    def __init__(self, chosen: list[Mutant], seeds: int, jobs: int) -> None:
+        self._chosen, self._seeds, self._jobs = chosen, range(seeds), jobs
         self._reached = defaultdict[tuple[str, int], list[pytest.Item]](list)  # the tests by the line
         self._time = dict[pytest.Item, float]()
 
@@ -63,13 +72,25 @@ class Trials:
         for item in session.items:
             self._learn(item)
         print(f"{len(self._time)} of {len(session.items)} tests; {len(self._chosen)} mutants", flush=True)
-        by = Counter[str]()
-        for done, mutant in enumerate(self._chosen, 1):
-            by[self._noticed_by(mutant)] += 1
-            if done % 25 == 0:
-                print(dict(by), flush=True)
-        print(dict(by), flush=True)
+        copies = list[int]()
+        for job in range(self._jobs):
+            if copy := os.fork():
+                copies.append(copy)
+            else:
+                try:
+                    self._try(self._chosen[job :: self._jobs], f"process {job + 1}")
+                finally:
+                    os._exit(0)
+        for copy in copies:
+            os.waitpid(copy, 0)
         return True
+
+    def _try(self, chosen: list[Mutant], name: str) -> None:
+        by = Counter[str]()
+        for done, mutant in enumerate(chosen, 1):
+            by[self._noticed_by(mutant)] += 1
+            if done % 25 == 0 or done == len(chosen):
+                print(f"{name}: {dict(by)}", flush=True)
 
     def _learn(self, item: pytest.Item) -> None:
         """Run it as it is, and note which lines it reaches."""
@@ -102,18 +123,31 @@ class Trials:
     def _noticed_by(self, mutant: Mutant) -> str:
         tests = self._reached[str(mutant.path), mutant.line if mutant.in_function else MODULE]
         tests.sort(key=self._time.__getitem__)
+        cpu = CPU + 3 * sum(map(self._time.__getitem__, tests))
         try:
-            if is_noticed(mutant, lambda: not all(map(_passes, tests))):
+            if is_noticed(mutant, lambda: not all(map(_passes, tests)), cpu):
                 return "tests"
-            if is_noticed(mutant, fails_in_walks):
+            if self._seeds and is_noticed(mutant, fails_in_walks):
                 return "walks"
-            if is_noticed(mutant, lambda: fails_in_simulation(self._seeds)):
+            if self._seeds and is_noticed(mutant, lambda: fails_in_simulation(self._seeds)):
                 return "simulation"
         except LookupError as error:
             print(error, flush=True)
             return "not tried"
+        if without_line(str(mutant)) in _equivalent():
+            return "changes nothing"
         print(f"not noticed ({len(tests)} tests): {mutant}", flush=True)
         return "nobody"
+
+
+def without_line(mutant: str) -> str:
+    """A mutant as it is printed, without the number of its line, which changes with each edit of its file."""
+    path, _, rest = mutant.partition(":")
+    return f"{path}  {rest.partition('  ')[2]}"
+
+
+def _equivalent() -> set[str]:
+    return {line for line in _EQUIVALENT.read_text().splitlines() if line and not line.startswith((" ", "#"))}
 
 
 def _names(item: pytest.Item) -> list[str]:
@@ -129,18 +163,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.suite_mutants", description=__doc__)
     parser.add_argument("--sample", type=int, help="so many, drawn at random; without it: all")
     parser.add_argument("--draw", type=int, default=0, help="the seed of the sample")
-    parser.add_argument("--seeds", type=int, default=1, help="the seeds of the simulation for each mutant")
-    parser.add_argument("--part", default="1/1", help="1/2: every second one, from the first")
-    parser.add_argument("--only", help="those of files whose path ends so")
+    parser.add_argument("--seeds", type=int, default=1, help="of the simulation, for each mutant; 0: tests alone")
+    parser.add_argument("--jobs", type=int, default=1, help="so many processes; 0: one for each core")
+    parser.add_argument("--only", default="", help="those of files whose path ends so, or so: a.py,b.py")
     parser.add_argument("--lines", default="1-100000", help="those of these lines")
     parser.add_argument("tests", nargs="*", default=FOLDERS, help="in place of all tests that need no server")
     given = parser.parse_args()
     low, high = map(int, given.lines.split("-"))
-    found = [each for each in mutants() if str(each.path).endswith(given.only or "") and low <= each.line <= high]
+    files = tuple(given.only.split(","))
+    found = [each for each in mutants() if str(each.path).endswith(files) and low <= each.line <= high]
     if given.sample is not None:
         found = Random(given.draw).sample(found, min(given.sample, len(found)))
-    first, of = map(int, given.part.split("/"))
-    trials = Trials(found[first - 1 :: of], given.seeds)
+    trials = Trials(found, given.seeds, given.jobs or os.cpu_count() or 1)
     options = ["-q", "-p", "no:cacheprovider", "-n0", f"--timeout={HANGS}"]
     sys.exit(pytest.main([*options, *given.tests], plugins=[trials]))
 
