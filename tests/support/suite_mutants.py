@@ -6,8 +6,8 @@ server, nor the walks, nor the simulation?
     python -m tests.support.suite_mutants --only hold.py --lines 90-120 tests/unit/test_holds.py    after a new test
 
 It collects the tests once and runs each once, to learn which lines of `protocol/` and `quorum/` it reaches. A mutant is
-then tried in copies of that process: in the tests that reach its line, the fastest first, until one fails; then in
-walks; then in the simulation.
+then tried in copies of that process: in the tests that reach its line, until one fails; then in walks; then in the
+simulation. Tests that have noticed a change of the same file come first, and then the fastest.
 
 `equivalent_mutants.txt` has those that change nothing anybody could see, each with the reason. They are tried as well.
 """
@@ -15,6 +15,7 @@ walks; then in the simulation.
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import sys
 import time
@@ -44,6 +45,8 @@ HANGS = 20
 MODULE = 0
 """In place of a line: a test that reaches any line of the file is tried with another constant of the module."""
 
+_NONE = b"\xff" * 4
+
 _REAL = {
     *("shared_urls", "servers", "server", "five", "shared_cluster", "shared_zookeeper", "sentinel_deployment"),
     *("postgresql_url", "mariadb_url", "wheel", "host_names"),
@@ -63,6 +66,8 @@ class Trials:
         self._chosen, self._seeds, self._jobs = chosen, range(seeds), jobs
         self._reached = defaultdict[tuple[str, int], list[pytest.Item]](list)  # the tests by the line
         self._time = dict[pytest.Item, float]()
+        self._noticed = Counter[tuple[str, pytest.Item]]()  # so many changes of a file, by the test that failed
+        self._failed = mmap.mmap(-1, 4)  # which of the tests of a mutant has failed in its process
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -77,6 +82,7 @@ class Trials:
             if copy := os.fork():
                 copies.append(copy)
             else:
+                self._failed = mmap.mmap(-1, 4)
                 try:
                     self._try(self._chosen[job :: self._jobs], f"process {job + 1}")
                 finally:
@@ -121,11 +127,15 @@ class Trials:
                 self._reached[each].append(item)
 
     def _noticed_by(self, mutant: Mutant) -> str:
-        tests = self._reached[str(mutant.path), mutant.line if mutant.in_function else MODULE]
-        tests.sort(key=self._time.__getitem__)
+        path = str(mutant.path)
+        tests = self._reached[path, mutant.line if mutant.in_function else MODULE]
+        tests.sort(key=lambda test: (-self._noticed[path, test], self._time[test]))
         cpu = CPU + 3 * sum(map(self._time.__getitem__, tests))
+        self._failed[:] = _NONE
         try:
-            if is_noticed(mutant, lambda: not all(map(_passes, tests)), cpu):
+            if is_noticed(mutant, lambda: self._one_fails(tests), cpu):
+                if self._failed[:] != _NONE:
+                    self._noticed[path, tests[int.from_bytes(self._failed[:], "big")]] += 1
                 return "tests"
             if self._seeds and is_noticed(mutant, fails_in_walks):
                 return "walks"
@@ -138,6 +148,13 @@ class Trials:
             return "changes nothing"
         print(f"not noticed ({len(tests)} tests): {mutant}", flush=True)
         return "nobody"
+
+    def _one_fails(self, tests: list[pytest.Item]) -> bool:
+        for number, test in enumerate(tests):
+            if not _passes(test):
+                self._failed[:] = number.to_bytes(4, "big")
+                return True
+        return False
 
 
 def without_line(mutant: str) -> str:
