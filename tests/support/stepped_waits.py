@@ -68,8 +68,8 @@ def sent(client: SteppedClient, index: int = 0) -> list[Verb]:
 def reply(client: SteppedClient, rtt: float = 0.0) -> None:
     """What was sent is carried out, and the replies come after so many seconds."""
     client.clock.advance(rtt)
-    for node in client.nodes:
-        for _ in range(len(node.sent)):
+    for node, number in [(node, len(node.sent)) for node in client.nodes]:
+        for _ in range(number):
             node.carry_out()
     client.turn()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asynclock import QuorumUnavailable, SelfDeadlock
+from asynclock.rules.model import Verb
 from spec.machine import Task
 from tests.support.stepped_quorum import clients_over, settle
 from tests.support.stepped_waits import (
@@ -37,6 +38,19 @@ def test_the_time_of_the_second_task_is_exact(timeout: float) -> None:
     assert refusal_of(second).waited == timeout
     settle(client)
     assert tenure_of(first).held
+
+
+def test_tasks_of_one_owner_enter_together() -> None:
+    """The first of them asks. Those that waited for it, and those that come later, have its hold without a question."""
+    client, _, _ = clients_over(1)
+    tasks = [acquiring(client, owner="us") for _ in range(3)]
+    assert sent(client) == [Verb.ACQUIRE]
+    settle(client)
+    tasks.append(acquiring(client, owner="us"))
+    assert sent(client) == []
+    tenures = [tenure_of(each) for each in tasks]
+    assert len({tenure.hold for tenure in tenures}) == 1
+    assert len({tenure.fence for tenure in tenures}) == 1
 
 
 def test_an_outage_that_the_first_task_has_met() -> None:

@@ -70,11 +70,70 @@ def test_a_task_behind_the_one_that_asks_has_the_ticket_renewed() -> None:
     assert sent(waits.client) == [Verb.WAIT]
     reply(waits.client)
     waits.pass_time(0.75 * LAST)
-    assert refusal_of(behind).waited == TIMEOUT
+    refusal = refusal_of(behind)
+    assert (refusal.waited, refusal.holder) == (TIMEOUT, waits.held.hold.op.id)
     waits.pass_time(TIMEOUT - LAST / 2)
     assert sent(waits.client) == []
     waits.pass_time(1.5 * LAST)
     assert sent(waits.client) == [Verb.WAIT]
+
+
+def test_a_task_whose_time_is_up_leaves_the_others_in_their_order() -> None:
+    """The task in front still asks, so a third task waits behind it, and asks nothing."""
+    waits = Waits(1)
+    behind = acquiring(waits.client, TIMEOUT)
+    waits.pass_time(0.8 * TIMEOUT)
+    reply(waits.client)
+    waits.pass_time(0.2 * TIMEOUT)
+    assert refusal_of(behind).waited == pytest.approx(TIMEOUT)
+    third = acquiring(waits.client)
+    assert sent(waits.client) == []
+    assert third.terms.had_to_wait
+
+
+def test_a_round_under_way_is_the_question_for_those_behind() -> None:
+    """The task in front asks already when the time of the one behind it ends soon."""
+    waits = Waits(1)
+    waits.pass_time(5.5)
+    behind = acquiring(waits.client, TIMEOUT)
+    waits.pass_time(3.5)
+    assert sent(waits.client) == [Verb.ACQUIRE]
+    waits.pass_time(1.5)
+    assert sent(waits.client) == [Verb.ACQUIRE]
+    reply(waits.client)
+    waits.pass_time(1.0)
+    assert refusal_of(behind).waited == TIMEOUT
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_blocked_loop_is_no_outage_for_a_task_behind(answers: bool) -> None:
+    """The loop was blocked beyond its time. The task in front asks now, and the one behind it waits for the answer,
+    for as long as a last answer may take. Without one it is an outage."""
+    waits = Waits(1)
+    behind = acquiring(waits.client, TIMEOUT)
+    waits.clock.block(10.0)
+    waits.pass_time(0.0)
+    assert sent(waits.client) == [Verb.ACQUIRE]
+    waits.pass_time(0.9 * LAST)
+    assert outcome_of(behind) is None
+    if answers:
+        reply(waits.client)
+        assert refusal_of(behind).waited == pytest.approx(10.0 + 0.9 * LAST)
+    else:
+        waits.pass_time(0.2 * LAST)
+        assert isinstance(outcome_of(behind), QuorumUnavailable)
+
+
+@both
+def test_timeout_zero_has_waited_for_the_answer(nodes: int) -> None:
+    """The seconds from its only question to the refusal."""
+    holder, client, _ = clients_over(nodes)
+    held = holder.acquire()
+    settle(holder)
+    trying = acquiring(client, 0)
+    reply(client, 0.25)
+    refusal = refusal_of(trying)
+    assert (refusal.waited, refusal.holder) == (0.25, tenure_of(held).hold.op.id)
 
 
 def test_a_node_is_told_when_the_caller_stops_waiting() -> None:

@@ -86,6 +86,23 @@ def test_notices_and_the_end_of_a_pause_in_one_turn() -> None:
 # -- grants of a single node -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("fence", [1, 7])
+def test_a_grant_while_it_pauses(fence: int) -> None:
+    """The waiter has the hold. It asks nothing more, and nothing is left of it. Other clients may wait for the hold, so
+    its release serves them."""
+    waits = Waits(1)
+    waits.notify(0, fence=fence)
+    assert sent(waits.client) == []
+    assert "done" in repr(waits.acquisition)
+    assert not waits.client.machine.under_way
+    assert waits.client.machine.tickets.all() == []
+    tenure = tenure_of(waits.acquisition)
+    tenure.hold.end(tenure)
+    (released,) = ops(waits.client)
+    assert released.verb is Verb.RELEASE
+    assert released.queueing.contended
+
+
 def test_a_grant_during_a_round_that_fails() -> None:
     """The ticket became the hold while it was renewed. The waiter takes it, and does not withdraw it."""
     waits = Waits(1)

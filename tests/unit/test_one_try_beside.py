@@ -61,11 +61,53 @@ def test_a_try_that_takes_all_of_the_time() -> None:
     settle(other)
     mine, second = beside(client, TIMEOUT)
     pass_time(client, TIMEOUT)
+    pass_time(client, 0.5)
     assert outcome_of(second) is None
-    reply(client, 0.5)
+    reply(client)
     assert refusal_of(second).waited == TIMEOUT + 0.5
     assert mine.held
     assert tenure_of(theirs).held
+
+
+def test_a_try_that_is_refused() -> None:
+    """Another client has the other permit. The task leaves a ticket for it, and gets it."""
+    client, other, _ = clients_over(1)
+    theirs = acquiring(other, kind=Semaphore(2))
+    settle(other)
+    mine, second = beside(client)
+    settle(client)
+    assert outcome_of(second) is None
+    tenure = tenure_of(theirs)
+    tenure.hold.end(tenure)
+    settle(other, client)
+    assert tenure_of(second).held
+    assert mine.held
+
+
+def test_the_permits_of_other_tasks_of_the_process() -> None:
+    """A task with one permit waits for a second one, and not for itself, although its process has all of them."""
+    client, _, _ = clients_over(1)
+    theirs = acquiring(client, kind=Semaphore(2))
+    settle(client)
+    mine, second = beside(client)
+    settle(client)
+    assert outcome_of(second) is None
+    tenure = tenure_of(theirs)
+    tenure.hold.end(tenure)
+    settle(client)
+    assert tenure_of(second).held
+    assert mine.held
+
+
+def test_timeout_zero_beside_an_own_hold_is_refused() -> None:
+    """It would not wait, so it would not wait for itself."""
+    client, _, _ = clients_over(1)
+    task = Task()
+    first = acquiring(client, task=task)
+    settle(client)
+    trying = acquiring(client, 0, task=task)
+    settle(client)
+    assert refusal_of(trying).holder == tenure_of(first).hold.op.id
 
 
 def test_a_try_that_a_minority_has_granted_is_undone() -> None:

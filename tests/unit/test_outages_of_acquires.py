@@ -81,6 +81,16 @@ def test_it_does_not_ask_at_the_end_of_its_patience(nodes: int) -> None:
     assert isinstance(outcome_of(acquisition), QuorumUnavailable)
 
 
+def test_a_try_that_met_an_outage_holds_nobody_back() -> None:
+    """It has no place in the local queue. The next task asks at once."""
+    client, _, _ = clients_over(1)
+    trying = acquiring(client, 0)
+    fail(client)
+    assert isinstance(outcome_of(trying), QuorumUnavailable)
+    acquiring(client)
+    assert sent(client) == [Verb.ACQUIRE]
+
+
 # -- what is left at the nodes ---------------------------------------------------------------------------------------
 
 
@@ -177,6 +187,21 @@ def test_the_try_of_a_waiter_is_undone() -> None:
     reply(waits.client)
     assert waits.servers[0][NAME].holds == ()
     assert waits.tickets[0] == 1
+
+
+def test_a_lost_try_at_a_single_node_is_repeated_with_another_id() -> None:
+    """The node may still read the lost one, so that one is undone first."""
+    client, _, _ = clients_over(1)
+    trying = acquiring(client, 0)
+    (lost,) = ops(client)
+    cut(client, 0)
+    back(client)
+    pass_time(client, 1.0)
+    undone, again = ops(client)
+    assert (undone.verb, undone.id) == (Verb.RELEASE, lost.id)
+    assert again.id != lost.id
+    settle(client)
+    assert tenure_of(trying).held
 
 
 def test_a_try_with_timeout_zero_is_undone_and_repeated() -> None:

@@ -11,6 +11,8 @@ from asynclock._options import LockSettings
 from asynclock.protocol.local_queue import SPAN
 from asynclock.rules.model import Verb
 from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.rules.rwlock import READ
+from asynclock.stores.port import WrongKind
 from tests.support.stepped_quorum import NAME, clients_over, settle
 from tests.support.stepped_waits import Waits, acquiring, ops, outcome_of, pass_time, reply, sent, tenure_of
 
@@ -58,6 +60,17 @@ def test_a_lease_that_is_too_short_is_refused_before_it_waits(monkeypatch: pytes
     with pytest.raises(ConfigError, match="too short"):
         acquiring(client, lease=0.1)
     assert tenure_of(first).held
+
+
+def test_a_name_that_this_process_holds_as_another_kind() -> None:
+    """The server would refuse it. A task that would wait in the local queue does not ask the server, and is refused at
+    once, too."""
+    client, _, _ = clients_over(1)
+    reading = acquiring(client, kind=READ)
+    settle(client)
+    with pytest.raises(WrongKind):
+        acquiring(client)
+    assert tenure_of(reading).held
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
@@ -123,6 +136,19 @@ def test_a_plain_try_that_was_refused_has_an_id_of_its_own() -> None:
     (scripted,) = ops(client)
     assert not scripted.plain
     assert scripted.id != first
+    assert tenure_of(held).held
+
+
+def test_an_attempt_of_a_minority_is_undone_before_the_next() -> None:
+    """One of three nodes has granted it. The undo goes there first, in the same turn as the next attempt."""
+    holder, client, servers = clients_over(3)
+    held = holder.acquire()
+    settle(holder)
+    servers[2].clear()
+    acquiring(client)
+    reply(client)
+    assert sent(client, 0) == [Verb.ACQUIRE]
+    assert sent(client, 2)[-2:] == [Verb.RELEASE, Verb.ACQUIRE]
     assert tenure_of(held).held
 
 
