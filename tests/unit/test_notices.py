@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from asynclock.protocol.hold import Tenure
+from asynclock.quorum.quorum import Quorum
 from asynclock.rules.model import Verb
 from asynclock.stores.port import Refused
 from tests.support.probes import asks_again_at
-from tests.support.stepped_quorum import NAME
+from tests.support.stepped_quorum import NAME, SteppedNode
 from tests.support.stepped_waits import Waits, ops, outcome_of, reply, sent, tenure_of
 
 RTT = 0.02
@@ -81,6 +82,27 @@ def test_notices_and_the_end_of_a_pause_in_one_turn() -> None:
     waits.notify(0, 1)
     waits.client.turn()
     assert sent(waits.client) == [Verb.ACQUIRE]
+
+
+class WritingNode(SteppedNode):
+    """Notes how much was written when it had to write at once."""
+
+    written = 0
+
+    def flush(self) -> None:
+        self.written = len(self.sent)
+
+
+def test_a_try_after_a_notice_is_written_at_once() -> None:
+    """The name may be free for a moment only. A single node notifies a waiter for several names so."""
+    waits = Waits(1)
+    client = waits.client
+    (node,) = client.nodes
+    node.__class__ = WritingNode
+    client.quorum = Quorum(client.nodes, client.clock, client.later)  # type: ignore[arg-type]
+    waits.notify(0)
+    assert isinstance(node, WritingNode)
+    assert node.written == 1
 
 
 # -- grants of a single node -----------------------------------------------------------------------------------------

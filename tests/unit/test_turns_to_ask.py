@@ -163,9 +163,11 @@ def test_a_waiter_says_that_it_waits(kind: Any, nodes: int) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_an_acquire_that_is_granted_at_once_did_not_wait(nodes: int) -> None:
-    """Nobody had the name."""
+    """Nobody had the name, and its release has nobody served."""
     client, _, _ = clients_over(nodes)
     acquisition = acquiring(client)
     settle(client)
-    assert tenure_of(acquisition).held
     assert not acquisition.terms.had_to_wait
+    tenure = tenure_of(acquisition)
+    tenure.hold.end(tenure)
+    assert [op.queueing.contended for op in ops(client)] == [False]

@@ -8,8 +8,9 @@ from asynclock.events import NodeDown
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.planner import waking_time
 from asynclock.rules.model import Verb
+from asynclock.rules.mutex import MUTEX
 from tests.support.probes import asks_again_at, in_outage
-from tests.support.stepped_quorum import SteppedClient, clients_over
+from tests.support.stepped_quorum import NAME, SteppedClient, clients_over
 from tests.support.stepped_waits import Waits, acquiring, pass_time, sent, take_down
 
 both = pytest.mark.parametrize("nodes", [1, 3])
@@ -94,3 +95,30 @@ def test_notices_that_may_be_lost_wake_it(nodes: int) -> None:
     waits.client.machine.connected(True)
     waits.pass_time(waking_time(1))
     assert sent(waits.client) == [Verb.ACQUIRE if nodes == 1 else Verb.WAIT]
+
+
+@both
+def test_one_that_asks_is_not_woken(nodes: int) -> None:
+    """Its round is under way: the first one, or one that renews its ticket."""
+    client, _, _ = clients_over(nodes)
+    acquiring(client)
+    waits = Waits(nodes)
+    waits.pass_time(9.0)
+    for each in (client, waits.client):
+        each.machine.connected(True)
+        for node in each.nodes:
+            each.machine.reported(NodeDown(node.label, "it is silent"))
+        each.machine.connected(True)
+        pass_time(each, waking_time(1))
+        assert len(sent(each)) == 1
+
+
+def test_one_that_yields_to_remote_waiters_is_not_woken() -> None:
+    """It has asked nothing yet, and asks a moment later anyway."""
+    client, _, _ = clients_over(3)
+    client.machine.yielded.add(MUTEX, NAME)
+    acquisition = acquiring(client)
+    until = asks_again_at(acquisition)
+    client.machine.connected(True)
+    assert asks_again_at(acquisition) == until
+    assert sent(client) == []
