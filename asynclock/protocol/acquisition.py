@@ -214,7 +214,7 @@ class Acquisition(Claim):
     def owner_entered(self) -> None:
         """The acquire of the other task of its owner has ended: with the hold, or without."""
         try:
-            if isinstance(self.state, OwnerEntering) and self._begin_entry(self.terms.owner):
+            if self._begin_entry(self.terms.owner):
                 self._begin()
         except BaseException as error:
             self._failed(error)
@@ -222,12 +222,11 @@ class Acquisition(Claim):
     def owner_time_up(self) -> None:
         """Its time is up, and another task of its owner still asks. In an outage that task has put its error into the
         local queue of the name."""
-        if isinstance(self.state, OwnerEntering):
-            queue = self._machine.queues.by_name.get(self.terms.name)
-            if queue is not None and queue.outage is not None:
-                self.fail(copy(queue.outage))
-            else:
-                self._end_without(NoLease(waited=self.terms.timeout or 0.0))
+        queue = self._machine.queues.by_name.get(self.terms.name)
+        if queue is not None and queue.outage is not None:
+            self.fail(copy(queue.outage))
+        else:
+            self._end_without(NoLease(waited=self.terms.timeout or 0.0))
 
     def _begin_beside(self) -> bool:
         """The task may hold some of these names. Then it may get one more hold beside its own, if several ids may hold
@@ -246,8 +245,7 @@ class Acquisition(Claim):
         (self.terms, self._give_up), self._full = full, None
         try:
             self._leave()
-            self._rounds = self.planner = self._heard = None
-            self._continues_batch = False
+            self._rounds = self.planner = None
             self.asked_late = self._core.clock.now() >= self._give_up  # the one try took all of its time
             self._check_deadlock(self._held_by_task())
             self._ask(probe=False)
@@ -404,15 +402,15 @@ class Acquisition(Claim):
         rounds = self._rounds
         assert rounds is not None  # noqa: S101 - it has asked
         rounds.on_reply(ballot)
-        if not self._take_grant(rounds, ballot):
+        if not self._take_grant(rounds):
             self._ask_later(rounds, ballot, ballot.outcome or REFUSED)
 
     def _without_hold(self, won: Ballot, last: Ballot, outcome: Outcome) -> None:
         assert self._rounds is not None  # noqa: S101 - it has asked
         self._ask_later(self._rounds, last, outcome)
 
-    def _take_grant(self, rounds: Rounds, last: Ballot | None) -> bool:
-        """Take the hold that a notice has granted; False: there is none. `last`: the last round."""
+    def _take_grant(self, rounds: Rounds) -> bool:
+        """Take the hold that a notice has granted; False: there is none."""
         granted = rounds.take_grant()
         if granted is None:
             return False
@@ -421,7 +419,7 @@ class Acquisition(Claim):
         if hold is None:
             rounds.use_new_id()
             return False
-        self._win(hold, last or ballot)
+        self._win(hold, ballot)
         return True
 
     def _ask_later(self, rounds: Rounds, ballot: Ballot, outcome: Outcome) -> None:
@@ -513,7 +511,7 @@ class Acquisition(Claim):
         if state is not self.state or not isinstance(state, Pausing):
             return
         try:
-            if self._rounds is not None and self._take_grant(self._rounds, state.last):
+            if self._rounds is not None and self._take_grant(self._rounds):
                 return
             if self._is_time_up():
                 self._refuse(state.last)
