@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from tests.support.blocked_loop import lag_of
 from tests.support.fake_clock import FakeClock
 from tests.support.kinds_of_node import in_memory
 from tests.support.probes import replace_ask
+from tests.support.still_clock import turns
 
 pytestmark = pytest.mark.both_loops("it measures the loop")
 
@@ -143,6 +145,51 @@ async def test_a_loss_soon_after_a_block_names_it(name: str) -> None:
     await redlock.aclose()
 
 
+async def test_a_block_before_a_renewal_that_was_granted_is_not_named(name: str) -> None:
+    """That renewal was sent as soon as the loop ran again. What ends the lease later is something else."""
+    redlock, clock = client_and_clock()
+    lease = await redlock(name).acquire(timeout=0)
+    assert lease is not None
+    clock.block(25.0)
+    clock.advance(0.0)
+    await turns()
+    ask = replace_ask(redlock, lambda op, *args, **kwargs: Ballot(op, 1, 0.0, 0.0))
+    clock.advance(25.0)
+    assert lease.held
+    clock.advance(10.0)
+    with pytest.raises(LockLost) as lost:
+        lease.ensure_held()
+    assert BLOCKED not in str(lost.value)
+    replace_ask(redlock, ask)
+    await redlock.aclose()
+
+
+NOW = 1_000.0
+
+
+@pytest.mark.parametrize(
+    ("block", "due", "expected"),
+    [
+        (None, -math.inf, 0.0),  # no check was due
+        (None, NOW - 7.0, 7.0),  # the watchdog had other holds to check first
+        (NOW - 1.0, NOW - 7.0, 20.0),
+        (NOW - 1.0, NOW - 22.0, 22.0),
+        (NOW - 1.0, -math.inf, 20.0),
+        (NOW - 5.0, NOW - 7.0, 7.0),  # the renewal was sent when the loop ran again
+        (NOW - 6.0, -math.inf, 0.0),
+    ],
+)
+def test_how_late_the_loop_was_for_a_hold(block: float | None, due: float, expected: float) -> None:
+    """A hold was renewed 5 s ago. A block of 20 s has ended at `block`, and a check of the hold is due since `due`."""
+    lag = LoopLag()
+    lag.use(30.0)
+    if block is not None:
+        lag.expect(block - 20.0)
+        lag.beat(block)
+    lag.expect(NOW)
+    assert lag.late(NOW, due, since=NOW - 5.0) == expected
+
+
 class Slow:
     """In the place of a hold: each check takes longer than a slice."""
 
@@ -160,7 +207,7 @@ def test_the_slices_after_a_block_are_no_blocks() -> None:
     lags: list[float] = []
     clock, lag = FakeClock(), LoopLag(lags.append)
     lag.use(30.0)
-    dog = Watchdog(clock, lag)
+    dog = Watchdog(clock, lag, spent=time.perf_counter)
     for _ in range(3):
         dog.watch(Slow(), clock.now() + 10.0)  # type: ignore[arg-type]
     clock.advance(1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from random import random
 from typing import Any, Self
 
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from asynclock import Redlock
 from asynclock._flood import BURST
-from asynclock.protocol.watchdog import RETRY, TICK, Due, Watchdog, due, retry_after
+from asynclock.protocol.watchdog import RETRY, TICK, Due, Lacking, Watchdog, due, retry_after
 from asynclock.stores.memory import MemoryStore
-from tests.support.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock, FakeTimer
 from tests.support.probes import in_wheel, session_of
 
 NEVER = math.inf
+NOW = 1_000.0
 ROUNDING = 1e-9  # of spokes as floats
 
 
@@ -76,6 +78,24 @@ def test_b10_a_retry_comes_within_a_twelfth_of_the_lease() -> None:
     pauses = {retry_after(12.0, random) for _ in range(50)}
     assert all(0.8 <= pause / (12.0 * RETRY) <= 1.0 for pause in pauses)
     assert len(pauses) > 1
+
+
+def test_the_pauses_between_heals_double() -> None:
+    """The nodes that refused a contested win are asked after the round trip of the win, at the earliest after a
+    millisecond, and then after pauses that double."""
+    for round_trip, first in (0.5, 0.5), (0.0, 0.001):
+        lacking = Lacking(NOW, round_trip)
+        lacking.nodes = 0b100
+        now, pause = NOW, first
+        for _ in range(4):
+            assert lacking.at == now + pause
+            now, pause = lacking.at, 2 * pause
+            assert lacking.later(now) is lacking
+
+
+def test_no_node_lacks_a_hold_until_one_has_refused() -> None:
+    """Without such a node there is no next time."""
+    assert Lacking(NOW, 0.5).later(NOW + 0.5) is None
 
 
 @settings(max_examples=200, derandomize=True, database=None, deadline=None)
@@ -222,6 +242,29 @@ def test_a5_a_check_that_raises_harms_no_other() -> None:
     sound = [Watched(dog).watched_at(clock.now() + after) for after in (1.0, 1.0, 1.2)]
     clock.advance(2.0)
     assert [len(watched.looks) for watched in sound] == [1, 1, 1]
+
+
+def test_many_checks_are_done_in_slices_of_a_millisecond() -> None:
+    """A turn of the loop ends with the check at which that time is over. The other tasks of the loop run before the
+    next one, and the checks that were due first come first."""
+    spent, slices = [1_000.0], list[list[Watched]]()
+
+    class Turns(FakeClock):
+        def call_at(self, when: float, callback: Callable[[], object]) -> FakeTimer:
+            return super().call_at(when, lambda: (slices.append([]), callback()))
+
+    class Costly(Watched):
+        def check(self, now: float) -> None:
+            super().check(now)
+            slices[-1].append(self)
+            spent[0] += 0.0003
+
+    clock = Turns()
+    dog = Watchdog(clock, spent=lambda: spent[0])
+    many = [Costly(dog).watched_at(clock.now() + 1.0 + i) for i in range(10)]
+    clock.block(60.0)
+    clock.advance(0.0)
+    assert slices == [many[:4], many[4:8], many[8:]]
 
 
 def test_a_stopped_watchdog_checks_no_more() -> None:
