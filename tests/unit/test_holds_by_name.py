@@ -45,3 +45,15 @@ async def test_each_slice_of_all_holds_ends_when_its_time_is_over(name: str, mon
         assert slices == [4, 4, 2]
         for lease in leases:
             await lease.release()
+
+
+async def test_a_hold_that_has_ended_meanwhile_is_left_out(name: str) -> None:
+    """A client that closes would release it a second time."""
+    async with Redlock(MemoryStore(FakeClock())) as client:
+        holds, leases = await several(client, name)
+        found = holds.in_slices()
+        assert next(found) is hold_of(leases[0])
+        for lease in leases[1:]:
+            await lease.release()
+        assert list(found) == []
+        await leases[0].release()

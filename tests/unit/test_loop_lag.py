@@ -14,7 +14,7 @@ import pytest
 
 from asynclock import LockLost, Redlock
 from asynclock.events import Event, LoopLagged
-from asynclock.protocol.watchdog import RENEWALS, LoopLag, Watchdog
+from asynclock.protocol.watchdog import RENEWALS, TICK, LoopLag, Watchdog
 from asynclock.quorum.ballot import Ballot
 from asynclock.stores.memory import MemoryStore
 from tests.support.blocked_loop import lag_of
@@ -164,6 +164,60 @@ async def test_a_block_before_a_renewal_that_was_granted_is_not_named(name: str)
     await redlock.aclose()
 
 
+class Held:
+    """In the place of a hold: after each check it wants the next one `pause` seconds later; None: the check ends it."""
+
+    def __init__(self, dog: Watchdog, pause: float | None = None) -> None:
+        self._dog, self._pause = dog, pause
+
+    def check(self, now: float) -> None:
+        if self._pause is not None:
+            self.watch_at(now + self._pause)
+
+    def watch_at(self, at: float) -> None:
+        self._dog.watch(self, at)
+
+
+def watched() -> tuple[FakeClock, LoopLag, Watchdog, list[float]]:
+    """A watchdog for leases of 30 s, and the lags that are reported."""
+    clock, lags = FakeClock(), list[float]()
+    lag = LoopLag(lags.append)
+    lag.use(30.0)
+    return clock, lag, Watchdog(clock, lag), lags
+
+
+def test_a_block_that_begins_right_after_a_check_is_known() -> None:
+    """The check has set the next one, so the timer runs already when the turn of the watchdog ends."""
+    clock, lag, dog, _ = watched()
+    Held(dog, 10.0).watch_at(clock.now() + 1.0)
+    clock.advance(1.0 + TICK)
+    clock.block(20.0)
+    block = lag.last_block(clock.now())
+    assert block is not None
+    assert 20.0 - 2.5 <= block.seconds <= 20.0
+
+
+def test_a_block_is_measured_from_the_time_of_the_timer() -> None:
+    """The check was due before the next beat."""
+    clock, lag, dog, _ = watched()
+    Held(dog).watch_at(clock.now() + 0.5)
+    clock.block(20.0)
+    block = lag.last_block(clock.now())
+    assert block is not None
+    assert 19.5 - TICK <= block.seconds <= 19.5
+
+
+def test_a_block_that_has_ended_the_last_hold_is_reported() -> None:
+    """No other check follows, and no beat."""
+    clock, _, dog, lags = watched()
+    Held(dog).watch_at(clock.now() + 0.5)
+    clock.block(20.0)
+    clock.advance(0.0)
+    assert clock.armed == 0
+    assert len(lags) == 1
+    assert 19.5 - TICK <= lags[0] <= 19.5
+
+
 NOW = 1_000.0
 
 
@@ -204,9 +258,7 @@ class Slow:
 
 def test_the_slices_after_a_block_are_no_blocks() -> None:
     """The checks that were due meanwhile are done in several turns of the loop. Only the first of these is late."""
-    lags: list[float] = []
-    clock, lag = FakeClock(), LoopLag(lags.append)
-    lag.use(30.0)
+    clock, lag, _, lags = watched()
     dog = Watchdog(clock, lag, spent=time.perf_counter)
     for _ in range(3):
         dog.watch(Slow(), clock.now() + 10.0)  # type: ignore[arg-type]

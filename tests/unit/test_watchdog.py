@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asynclock import Redlock
 from asynclock._flood import BURST
-from asynclock.protocol.watchdog import RETRY, TICK, Due, Lacking, Watchdog, due, retry_after
+from asynclock.protocol.watchdog import RETRY, TICK, Due, Lacking, LoopLag, Watchdog, due, retry_after
 from asynclock.stores.memory import MemoryStore
 from tests.support.fake_clock import FakeClock, FakeTimer
 from tests.support.probes import in_wheel, session_of
@@ -134,14 +134,14 @@ def test_a_late_check_delays_no_other() -> None:
     assert len(near.looks) == 1
 
 
-def test_an_earlier_check_brings_the_timer_forward() -> None:
-    """A hold that is added later may be due sooner."""
+@pytest.mark.parametrize("order", [(1.0, 2.0), (2.0, 1.0)], ids=["sooner first", "later first"])
+def test_the_earliest_check_sets_the_timer(order: tuple[float, float]) -> None:
+    """A hold that is added later may be due sooner, or later."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    later = Watched(dog).watched_at(clock.now() + 2.0)
-    sooner = Watched(dog).watched_at(clock.now() + 1.0)
+    watched = {after: Watched(dog).watched_at(clock.now() + after) for after in order}
     clock.advance(1.5)
-    assert (len(sooner.looks), len(later.looks)) == (1, 0)
+    assert (len(watched[1.0].looks), len(watched[2.0].looks)) == (1, 0)
 
 
 def test_a_thousand_leases_cost_one_timer() -> None:
@@ -268,10 +268,26 @@ def test_many_checks_are_done_in_slices_of_a_millisecond() -> None:
 
 
 def test_a_stopped_watchdog_checks_no_more() -> None:
-    """And it leaves no timer behind."""
-    clock = FakeClock()
-    dog = Watchdog(clock)
+    """It leaves no timer behind, refers to no hold, and expects no beat of the loop."""
+    clock, lag = FakeClock(), LoopLag()
+    lag.use(30.0)
+    dog = Watchdog(clock, lag)
     watched = Watched(dog).watched_at(clock.now() + 1.0)
     dog.stop()
-    clock.advance(2.0)
-    assert (watched.looks, clock.armed) == ([], 0)
+    assert (clock.armed, dog.is_armed, in_wheel(dog)) == (0, False, [])
+    clock.advance(100.0)
+    assert watched.looks == []
+    assert lag.last_block(clock.now()) is None
+
+
+def test_a_watchdog_without_holds_soon_has_no_timer() -> None:
+    """The only hold was released before its next check was due. The timer ends with the next beat, after a twelfth of
+    the lease at the latest."""
+    clock, lag = FakeClock(), LoopLag()
+    lag.use(30.0)
+    dog = Watchdog(clock, lag)
+    watched = Watched(dog).watched_at(clock.now() + 10.0)
+    assert dog.is_armed
+    watched.forget()
+    clock.advance(2.5)
+    assert (clock.armed, dog.is_armed) == (0, False)
