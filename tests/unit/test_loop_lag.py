@@ -186,6 +186,21 @@ def watched() -> tuple[FakeClock, LoopLag, Watchdog, list[float]]:
     return clock, lag, Watchdog(clock, lag), lags
 
 
+def test_a_check_that_takes_a_moment_is_no_block() -> None:
+    """The timer is set again at the end of it."""
+    clock, lag, dog, lags = watched()
+
+    class Working(Held):
+        def check(self, now: float) -> None:
+            clock.block(0.001)
+            super().check(now)
+
+    Working(dog, 1.0).watch_at(clock.now() + 1.0)
+    clock.advance(10.0)
+    assert lag.last_block(clock.now()) is None
+    assert lags == []
+
+
 def test_a_block_that_begins_right_after_a_check_is_known() -> None:
     """The check has set the next one, so the timer runs already when the turn of the watchdog ends."""
     clock, lag, dog, _ = watched()
