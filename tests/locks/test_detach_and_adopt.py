@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +98,19 @@ async def test_the_adopter_is_under_the_watchdog(name: str, nodes: int) -> None:
         await still.until(still.clock.now() + 60.0)
         assert adopted.held
         assert await other(name).acquire(timeout=0) is None
+        await adopted.release()
+
+
+async def test_inspect_shows_the_adopter(name: str) -> None:
+    """Its process, its note and the time of the adoption, and nothing of the client that detached the hold."""
+    still = Still(1, name)
+    async with still.client(metadata="web.handler") as giver, still.client(metadata="worker") as taker:
+        handle = await (await giver(name).acquire(timeout=None)).detach()
+        still.clock.advance(10.0)
+        adopted = await taker.adopt(handle)
+        (holder,) = (await taker.inspect(name)).holders
+        assert (holder.host, holder.pid, holder.metadata) == (socket.gethostname(), os.getpid(), "worker")
+        assert holder.since == pytest.approx(still.clock.wall(), abs=0.001)
         await adopted.release()
 
 

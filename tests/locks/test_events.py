@@ -64,6 +64,27 @@ async def test_a_try_in_vain_is_told(make: Callable[..., Redlock], name: str, ki
             assert 0 <= event.waited < LIMIT
 
 
+async def test_an_event_says_whether_the_acquire_had_to_wait(name: str) -> None:
+    """For another client, or for another task of its own; with a lease or in vain."""
+    still = Still(1, name)
+    async with still.client(lease=LONG) as client, still.client(lease=LONG) as other:
+        for holder in (other, client):
+            lease = await holder(name).acquire(timeout=None)
+            with told(client) as seen:
+                one_try, waiting, in_vain = (
+                    asyncio.create_task(client(name).acquire(timeout=timeout)) for timeout in (0, None, 7.0)
+                )
+                await turns()
+                await still.until(still.clock.now() + 7.0)
+                assert (await one_try, await in_vain) == (None, None)
+                await lease.release()
+                got = await waiting
+                assert got is not None
+                await got.release()
+            assert [each.had_to_wait for each in seen.of(TimedOut)] == [False, True]
+            assert [each.had_to_wait for each in seen.of(Acquired)] == [True]
+
+
 @each_kind
 @pytest.mark.parametrize("nodes", [1, 5])
 async def test_a_wait_in_vain_is_told(name: str, kind: str, nodes: int) -> None:

@@ -12,7 +12,7 @@ from asynclock.protocol.watchdog import TICK
 from tests.support.kinds_of_node import each_kind_of_node
 from tests.support.probes import acquisitions_of, in_outage
 from tests.support.servers import Servers
-from tests.support.still_clock import Still
+from tests.support.still_clock import Still, turns
 from tests.support.waiters import IN_VAIN, until
 
 
@@ -173,6 +173,24 @@ async def test_cancelled_while_an_owner_enters(redlock: Redlock, name: str) -> N
     for lease in leases:
         await lease.release()
     assert not await redlock(name).locked()
+
+
+async def test_a_cancelled_task_of_an_owner_leaves_no_timer(name: str) -> None:
+    """It waited while another task of its owner asked, and its timeout is far away."""
+    still = Still(1, name)
+    async with still.held() as (_, lease), still.client() as client:
+        lock = client(name, reentrant=True, owner="us")
+        first = asyncio.create_task(lock.acquire(timeout=None))
+        await turns()
+        before = still.clock.armed
+        second = asyncio.create_task(lock.acquire(timeout=1_000.0))
+        await turns()
+        assert still.clock.armed == before + 1
+        second.cancel()
+        await asyncio.wait({second})
+        assert still.clock.armed == before
+        await lease.release()
+        await (await first).release()
 
 
 @each_kind_of_node

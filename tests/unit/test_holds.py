@@ -10,7 +10,7 @@ import pytest
 from asynclock.protocol import hold as holds
 from asynclock.protocol.hold import Hold, Tenure
 from asynclock.protocol.watchdog import TICK, Due
-from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Op, State
+from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Notice, Op, State
 from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
 
 LEASE = 30.0
@@ -108,6 +108,26 @@ def test_a_hold_that_the_renewal_thread_has_lost_is_checked_at_once() -> None:
     held.hold.renew_soon(held.clock.now() + 1.0)
     held.clock.advance(TICK)
     assert held.client.losses == ["expired"]
+
+
+def test_a_grant_of_a_ticket_that_comes_too_late_does_not_block_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop was blocked when the notice came. No validity is left, but the server keeps the hold for a little
+    longer: the next attempt of the waiter has another id, and finds the name free."""
+    holder, waiter, _ = clients_over(1)
+    tenure, late = acquired(holder), list[tuple[int, Notice]]()
+    waiting = waiter.acquire()
+    settle(waiter)
+    with monkeypatch.context() as away:
+        away.setattr(waiter.machine, "received", lambda *notice: late.append(notice))
+        tenure.hold.end(tenure)
+        settle(holder)
+    waiter.clock.block(LEASE - 0.1)
+    for notice in late:
+        waiter.machine.received(*notice)
+    settle(waiter)
+    assert isinstance(waiting.take(), Tenure)
 
 
 def releases(held: Held) -> list[float]:

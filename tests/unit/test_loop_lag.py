@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,13 +14,14 @@ import pytest
 
 from asynclock import LockLost, Redlock
 from asynclock.events import Event, LoopLagged
-from asynclock.protocol.watchdog import RENEWALS, LoopLag, Watchdog
+from asynclock.protocol.watchdog import RENEWALS, TICK, LoopLag, Watchdog
 from asynclock.quorum.ballot import Ballot
 from asynclock.stores.memory import MemoryStore
 from tests.support.blocked_loop import lag_of
 from tests.support.fake_clock import FakeClock
 from tests.support.kinds_of_node import in_memory
 from tests.support.probes import replace_ask
+from tests.support.still_clock import turns
 
 pytestmark = pytest.mark.both_loops("it measures the loop")
 
@@ -143,6 +145,120 @@ async def test_a_loss_soon_after_a_block_names_it(name: str) -> None:
     await redlock.aclose()
 
 
+async def test_a_block_before_a_renewal_that_was_granted_is_not_named(name: str) -> None:
+    """That renewal was sent as soon as the loop ran again. What ends the lease later is something else."""
+    redlock, clock = client_and_clock()
+    lease = await redlock(name).acquire(timeout=0)
+    assert lease is not None
+    clock.block(25.0)
+    clock.advance(0.0)
+    await turns()
+    ask = replace_ask(redlock, lambda op, *args, **kwargs: Ballot(op, 1, 0.0, 0.0))
+    clock.advance(25.0)
+    assert lease.held
+    clock.advance(10.0)
+    with pytest.raises(LockLost) as lost:
+        lease.ensure_held()
+    assert BLOCKED not in str(lost.value)
+    replace_ask(redlock, ask)
+    await redlock.aclose()
+
+
+class Held:
+    """In the place of a hold: after each check it wants the next one `pause` seconds later; None: the check ends it."""
+
+    def __init__(self, dog: Watchdog, pause: float | None = None) -> None:
+        self._dog, self._pause = dog, pause
+
+    def check(self, now: float) -> None:
+        if self._pause is not None:
+            self.watch_at(now + self._pause)
+
+    def watch_at(self, at: float) -> None:
+        self._dog.watch(self, at)
+
+
+def watched() -> tuple[FakeClock, LoopLag, Watchdog, list[float]]:
+    """A watchdog for leases of 30 s, and the lags that are reported."""
+    clock, lags = FakeClock(), list[float]()
+    lag = LoopLag(lags.append)
+    lag.use(30.0)
+    return clock, lag, Watchdog(clock, lag), lags
+
+
+def test_a_check_that_takes_a_moment_is_no_block() -> None:
+    """The timer is set again at the end of it."""
+    clock, lag, dog, lags = watched()
+
+    class Working(Held):
+        def check(self, now: float) -> None:
+            clock.block(0.001)
+            super().check(now)
+
+    Working(dog, 1.0).watch_at(clock.now() + 1.0)
+    clock.advance(10.0)
+    assert lag.last_block(clock.now()) is None
+    assert lags == []
+
+
+def test_a_block_that_begins_right_after_a_check_is_known() -> None:
+    """The check has set the next one, so the timer runs already when the turn of the watchdog ends."""
+    clock, lag, dog, _ = watched()
+    Held(dog, 10.0).watch_at(clock.now() + 1.0)
+    clock.advance(1.0 + TICK)
+    clock.block(20.0)
+    block = lag.last_block(clock.now())
+    assert block is not None
+    assert 20.0 - 2.5 <= block.seconds <= 20.0
+
+
+def test_a_block_is_measured_from_the_time_of_the_timer() -> None:
+    """The check was due before the next beat."""
+    clock, lag, dog, _ = watched()
+    Held(dog).watch_at(clock.now() + 0.5)
+    clock.block(20.0)
+    block = lag.last_block(clock.now())
+    assert block is not None
+    assert 19.5 - TICK <= block.seconds <= 19.5
+
+
+def test_a_block_that_has_ended_the_last_hold_is_reported() -> None:
+    """No other check follows, and no beat."""
+    clock, _, dog, lags = watched()
+    Held(dog).watch_at(clock.now() + 0.5)
+    clock.block(20.0)
+    clock.advance(0.0)
+    assert clock.armed == 0
+    assert len(lags) == 1
+    assert 19.5 - TICK <= lags[0] <= 19.5
+
+
+NOW = 1_000.0
+
+
+@pytest.mark.parametrize(
+    ("block", "due", "expected"),
+    [
+        (None, -math.inf, 0.0),  # no check was due
+        (None, NOW - 7.0, 7.0),  # the watchdog had other holds to check first
+        (NOW - 1.0, NOW - 7.0, 20.0),
+        (NOW - 1.0, NOW - 22.0, 22.0),
+        (NOW - 1.0, -math.inf, 20.0),
+        (NOW - 5.0, NOW - 7.0, 7.0),  # the renewal was sent when the loop ran again
+        (NOW - 6.0, -math.inf, 0.0),
+    ],
+)
+def test_how_late_the_loop_was_for_a_hold(block: float | None, due: float, expected: float) -> None:
+    """A hold was renewed 5 s ago. A block of 20 s has ended at `block`, and a check of the hold is due since `due`."""
+    lag = LoopLag()
+    lag.use(30.0)
+    if block is not None:
+        lag.expect(block - 20.0)
+        lag.beat(block)
+    lag.expect(NOW)
+    assert lag.late(NOW, due, since=NOW - 5.0) == expected
+
+
 class Slow:
     """In the place of a hold: each check takes longer than a slice."""
 
@@ -157,10 +273,8 @@ class Slow:
 
 def test_the_slices_after_a_block_are_no_blocks() -> None:
     """The checks that were due meanwhile are done in several turns of the loop. Only the first of these is late."""
-    lags: list[float] = []
-    clock, lag = FakeClock(), LoopLag(lags.append)
-    lag.use(30.0)
-    dog = Watchdog(clock, lag)
+    clock, lag, _, lags = watched()
+    dog = Watchdog(clock, lag, spent=time.perf_counter)
     for _ in range(3):
         dog.watch(Slow(), clock.now() + 10.0)  # type: ignore[arg-type]
     clock.advance(1.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from random import random
 from typing import Any, Self
 
@@ -12,12 +14,13 @@ from hypothesis import strategies as st
 
 from asynclock import Redlock
 from asynclock._flood import BURST
-from asynclock.protocol.watchdog import RETRY, TICK, Due, Watchdog, due, retry_after
+from asynclock.protocol.watchdog import RETRY, TICK, Due, Lacking, LoopLag, Watchdog, due, retry_after
 from asynclock.stores.memory import MemoryStore
-from tests.support.fake_clock import FakeClock
+from tests.support.fake_clock import FakeClock, FakeTimer
 from tests.support.probes import in_wheel, session_of
 
 NEVER = math.inf
+NOW = 1_000.0
 ROUNDING = 1e-9  # of spokes as floats
 
 
@@ -78,6 +81,24 @@ def test_b10_a_retry_comes_within_a_twelfth_of_the_lease() -> None:
     assert len(pauses) > 1
 
 
+def test_the_pauses_between_heals_double() -> None:
+    """The nodes that refused a contested win are asked after the round trip of the win, at the earliest after a
+    millisecond, and then after pauses that double."""
+    for round_trip, first in (0.5, 0.5), (0.0, 0.001):
+        lacking = Lacking(NOW, round_trip)
+        lacking.nodes = 0b100
+        now, pause = NOW, first
+        for _ in range(4):
+            assert lacking.at == now + pause
+            now, pause = lacking.at, 2 * pause
+            assert lacking.later(now) is lacking
+
+
+def test_no_node_lacks_a_hold_until_one_has_refused() -> None:
+    """Without such a node there is no next time."""
+    assert Lacking(NOW, 0.5).later(NOW + 0.5) is None
+
+
 @settings(max_examples=200, derandomize=True, database=None, deadline=None)
 @given(
     whens=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=8),
@@ -114,14 +135,14 @@ def test_a_late_check_delays_no_other() -> None:
     assert len(near.looks) == 1
 
 
-def test_an_earlier_check_brings_the_timer_forward() -> None:
-    """A hold that is added later may be due sooner."""
+@pytest.mark.parametrize("order", [(1.0, 2.0), (2.0, 1.0)], ids=["sooner first", "later first"])
+def test_the_earliest_check_sets_the_timer(order: tuple[float, float]) -> None:
+    """A hold that is added later may be due sooner, or later."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    later = Watched(dog).watched_at(clock.now() + 2.0)
-    sooner = Watched(dog).watched_at(clock.now() + 1.0)
+    watched = {after: Watched(dog).watched_at(clock.now() + after) for after in order}
     clock.advance(1.5)
-    assert (len(sooner.looks), len(later.looks)) == (1, 0)
+    assert (len(watched[1.0].looks), len(watched[2.0].looks)) == (1, 0)
 
 
 def test_a_thousand_leases_cost_one_timer() -> None:
@@ -188,7 +209,7 @@ def test_forgetting_an_unwatched_hold_is_harmless() -> None:
 
 
 def test_a5_a_check_that_raises_is_repeated() -> None:
-    """It is reported, and repeated soon, until it succeeds."""
+    """It is reported, and repeated after 50 ms, until it succeeds. At once would keep the loop busy."""
     clock, faults = FakeClock(), list[tuple[object, Exception]]()
     dog = Watchdog(clock, fault=lambda *what: faults.append(what))
     bugs = RuntimeError("bug"), RuntimeError("again")
@@ -196,6 +217,8 @@ def test_a5_a_check_that_raises_is_repeated() -> None:
     clock.advance(1.5)
     assert faults == [(failing, bug) for bug in bugs]
     assert len(failing.looks) == 3
+    for before, after in itertools.pairwise(failing.looks):
+        assert 0.05 - ROUNDING <= after - before <= 0.06 + ROUNDING
     clock.advance(1.0)
     assert len(failing.looks) == 4
 
@@ -224,11 +247,50 @@ def test_a5_a_check_that_raises_harms_no_other() -> None:
     assert [len(watched.looks) for watched in sound] == [1, 1, 1]
 
 
+def test_many_checks_are_done_in_slices_of_a_millisecond() -> None:
+    """A turn of the loop ends with the check at which that time is over. The other tasks of the loop run before the
+    next one, and the checks that were due first come first."""
+    spent, slices = [1_000.0], list[list[Watched]]()
+
+    class Turns(FakeClock):
+        def call_at(self, when: float, callback: Callable[[], object]) -> FakeTimer:
+            return super().call_at(when, lambda: (slices.append([]), callback()))
+
+    class Costly(Watched):
+        def check(self, now: float) -> None:
+            super().check(now)
+            slices[-1].append(self)
+            spent[0] += 0.0003
+
+    clock = Turns()
+    dog = Watchdog(clock, spent=lambda: spent[0])
+    many = [Costly(dog).watched_at(clock.now() + 1.0 + i) for i in range(10)]
+    clock.block(60.0)
+    clock.advance(0.0)
+    assert slices == [many[:4], many[4:8], many[8:]]
+
+
 def test_a_stopped_watchdog_checks_no_more() -> None:
-    """And it leaves no timer behind."""
-    clock = FakeClock()
-    dog = Watchdog(clock)
+    """It leaves no timer behind, refers to no hold, and expects no beat of the loop."""
+    clock, lag = FakeClock(), LoopLag()
+    lag.use(30.0)
+    dog = Watchdog(clock, lag)
     watched = Watched(dog).watched_at(clock.now() + 1.0)
     dog.stop()
-    clock.advance(2.0)
-    assert (watched.looks, clock.armed) == ([], 0)
+    assert (clock.armed, dog.is_armed, in_wheel(dog)) == (0, False, [])
+    clock.advance(100.0)
+    assert watched.looks == []
+    assert lag.last_block(clock.now()) is None
+
+
+def test_a_watchdog_without_holds_soon_has_no_timer() -> None:
+    """The only hold was released before its next check was due. The timer ends with the next beat, after a twelfth of
+    the lease at the latest."""
+    clock, lag = FakeClock(), LoopLag()
+    lag.use(30.0)
+    dog = Watchdog(clock, lag)
+    watched = Watched(dog).watched_at(clock.now() + 10.0)
+    assert dog.is_armed
+    watched.forget()
+    clock.advance(2.5)
+    assert (clock.armed, dog.is_armed) == (0, False)

@@ -55,6 +55,26 @@ async def test_the_releaser_comes_after_the_notified_waiter(name: str) -> None:
         await (await again).release()
 
 
+async def test_an_adopter_comes_after_the_notified_waiter(name: str) -> None:
+    """No server tells the adopter that another client waits, so it assumes that one does."""
+    still = Still(5, name)
+    async with still.held() as (_, lease), still.client() as ours, still.client() as other:
+        waits: asyncio.Task[Any] = asyncio.create_task(other(name).acquire(timeout=None))
+        while not idle(other):
+            await asyncio.sleep(0)
+        adopted = await ours.adopt(await lease.detach())
+        still.asked()
+        await adopted.release()
+        again = asyncio.create_task(ours(name).acquire(timeout=None))
+        await turns()
+        still.clock.advance(MOMENT)
+        await turns()
+        assert waits.done()
+        assert verbs(still) == [Verb.RELEASE, Verb.ACQUIRE, Verb.WAIT]
+        await (await waits).release()
+        await (await again).release()
+
+
 async def test_a_notified_waiter_that_hangs_is_not_waited_for(name: str) -> None:
     """A process that hangs costs the others some milliseconds, and not a whole pause between two probes."""
     still = Still(5, name)
