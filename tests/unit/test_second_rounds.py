@@ -12,6 +12,7 @@ from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.hold import Tenure
 from asynclock.protocol.states import Confirming
 from asynclock.rules.model import Entry, State
+from tests.support.probes import in_outage
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 
@@ -99,4 +100,45 @@ def test_a_node_that_refused_the_second_round_gets_the_hold_again() -> None:
     for _ in range(10):
         holder.clock.advance(0.01)
         settle(holder)
+    assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
+
+
+def test_the_second_round_has_as_much_time_as_the_first() -> None:
+    """A third of it is over when the second one begins."""
+    holder, _, servers = clients_over(3)
+    for ahead, server in enumerate(servers):
+        server[NAME] = State(fence=10**17 + ahead, fence_ends=math.inf)
+    acquiring = holder.acquire()
+    holder.clock.advance(1.0)
+    for node in holder.nodes:
+        node.carry_out()
+    assert isinstance(acquiring.state, Confirming)
+    assert acquiring.state.ballot.sent == holder.clock.now()
+    assert acquiring.state.ballot.deadline == holder.clock.now() + 3.0
+
+
+@pytest.mark.parametrize(("lost", "cut", "outage"), [((0, 1), (), False), ((0,), (1,), False), ((), (0, 1), True)])
+def test_a_second_round_without_a_majority_is_an_outage_if_the_nodes_are_away(
+    lost: Sequence[int], cut: Sequence[int], outage: bool
+) -> None:
+    """If they answer, and have lost the hold, it is a refusal. Either way what the first round won is undone, and the
+    acquire goes on."""
+    holder, _, servers = clients_over(3)
+    acquiring = won_at(servers, holder)
+    for each in lost:
+        del servers[each][NAME]
+    for each in cut:
+        holder.nodes[each].cut()
+    for node in holder.nodes:
+        if node.sent:
+            node.carry_out()
+    holder.turn()
+    assert in_outage(acquiring) is outage
+    for each in cut:
+        holder.nodes[each].back()
+    for _ in range(10):
+        settle(holder)
+        holder.clock.advance(0.1)
+    tenure = acquiring.take()
+    assert isinstance(tenure, Tenure)
     assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
