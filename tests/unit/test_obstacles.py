@@ -83,6 +83,19 @@ def test_new_ids_at_each_answer_are_asked_about_less_and_less() -> None:
     assert pauses == pytest.approx([0.001, 0.002, 0.004, 0.5, 0.5, 1.0, 2.0, 4.0])
 
 
+def test_after_holds_that_were_known_votes_may_be_split_again() -> None:
+    """They have been released, and other attempts met each other: three tries follow at once, as at first."""
+    seen, now = made(), SENT + LONGEST
+    known = [held_by(letter) for letter in "abc"]
+    for _ in range(5):
+        seen.plan(probed(*known), SENT, 0.002, 0)
+    seen.plan(probed(*known, sent=now), now, 0.002, 0)
+    plans = [
+        seen.plan(voted(*map(held_by, "def"), kind=WRITE, sent=now, lease=LEASE), now, 0.002, 0) for _ in range(4)
+    ]
+    assert [each.probe for each in plans] == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("known", "until"),
     [
