@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from asynclock._options import LockSettings
+from asynclock._options import BROKEN_BY, LockSettings
 from asynclock.events import NodeDown, NodeUp, Quarantined
 from asynclock.locks.multi import Multi
 from asynclock.protocol.acquisition import Acquisition
@@ -17,7 +17,7 @@ from asynclock.protocol.hold import Hold, Tenure
 from asynclock.protocol.machine import end_unwanted
 from asynclock.protocol.states import Asking, BackingOff, ClaimState, Queued
 from asynclock.protocol.terms import Terms
-from asynclock.rules.model import ID_LENGTH, Kind, Notice, Part
+from asynclock.rules.model import ID_LENGTH, Kind, Notice, Part, Serve
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ
 from asynclock.rules.semaphore import Semaphore
@@ -215,6 +215,36 @@ def test_a_notice_is_for_one_of_several_holds(what: str) -> None:
     assert client.losses == ["expired"] * (what == "expired")
 
 
+def test_a_notice_of_a_break_ends_the_marks_of_its_run() -> None:
+    """An operator wants the name to be run again. Other notices for that hold change nothing."""
+    client, _, _ = clients_over(3)
+    tenure, marks = held(client), client.machine.holds.done_marks
+    tenure.mark_done(60.0)
+    tenure.hold.end(tenure)
+    client.machine.received(0, of(tenure.hold))
+    assert len(marks) == 1
+    client.machine.received(0, of(tenure.hold, broken=True))
+    assert len(marks) == 0
+
+
+@pytest.mark.parametrize(
+    ("broken", "name", "said"),
+    [
+        (True, f"{NAME}{BROKEN_BY}812|web-3|", "web-3, pid 812 broke it"),
+        (True, NAME, "an operator broke it"),
+        (False, f"{NAME}{BROKEN_BY}812|web-3|", "its key is gone"),  # it does not say that anybody broke the hold
+        (True, f"{NAME}2{BROKEN_BY}812|web-3|", "its key is gone"),  # of another name
+    ],
+)
+def test_a_notice_says_who_broke_a_hold(broken: bool, name: str, said: str) -> None:
+    """The error of the lease names the breaker."""
+    client, _, _ = clients_over(1)
+    tenure = held(client)
+    client.machine.received(0, Notice(tenure.hold.op.id[:ID_LENGTH], 0, name=name, broken=broken))
+    tenure.hold.lose("broken")
+    assert said in str(tenure.error())
+
+
 # -- names that are in use as another kind -----------------------------------------------------------------------------
 
 BOTH = Multi([Part("x", MUTEX), Part("y", Semaphore(2))])
@@ -302,6 +332,31 @@ def test_a_grant_that_came_too_late_is_no_hold() -> None:
     tenure = acquiring.take()
     assert isinstance(tenure, Tenure)
     assert tenure.held
+
+
+# -- a client that closes ----------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_closes_starts_no_waiting_task() -> None:
+    """Its hold is released, and the task behind the holder gets the error of the close instead."""
+    client, _, _ = clients_over(1)
+    tenure, waits = held(client), asked(client)
+    client.machine.begin_close()
+    client.machine.close_hold(tenure.hold)
+    settle(client)
+    assert isinstance(waits.state, Queued)
+    assert client.losses == ["closed"]
+
+
+def test_a_client_that_closes_does_not_notify_itself() -> None:
+    """It has a hold of the name, and a ticket. The withdrawal of the ticket, which follows, notifies the others."""
+    client, _, _ = clients_over(3)
+    tenure = held(client, Semaphore(1))
+    asked(client, Semaphore(1))
+    settle(client)
+    client.machine.begin_close()
+    client.machine.close_hold(tenure.hold)
+    assert [[op.queueing.serve for op, _ in node.sent] for node in client.nodes] == [[Serve.NOBODY]] * 3
 
 
 # -- names that were released to other clients -------------------------------------------------------------------------

@@ -90,9 +90,7 @@ def test_after_holds_that_were_known_votes_may_be_split_again() -> None:
     for _ in range(5):
         seen.plan(probed(*known), SENT, 0.002, 0)
     seen.plan(probed(*known, sent=now), now, 0.002, 0)
-    plans = [
-        seen.plan(voted(*map(held_by, "def"), kind=WRITE, sent=now, lease=LEASE), now, 0.002, 0) for _ in range(4)
-    ]
+    plans = [seen.plan(voted(*map(held_by, "def"), kind=WRITE, sent=now, lease=LEASE), now, 0.002, 0) for _ in range(4)]
     assert [each.probe for each in plans] == [False, False, False, True]
 
 

@@ -142,3 +142,42 @@ def test_a_second_round_without_a_majority_is_an_outage_if_the_nodes_are_away(
     tenure = acquiring.take()
     assert isinstance(tenure, Tenure)
     assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
+
+
+def test_a_node_that_is_silent_in_the_second_round_counts_by_the_first() -> None:
+    """All five nodes have granted, and three of them are asked again before the majority is there. Then two of these
+    lose their data. The hold is left at three nodes."""
+    holder, _, servers = clients_over(5)
+    acquiring = won_at(servers, holder)
+    for node in holder.nodes[:3]:
+        node.carry_out()
+    holder.turn()
+    tenure = acquiring.take()
+    assert isinstance(tenure, Tenure)
+    for server in servers[:2]:
+        del server[NAME]
+    tenure.hold.extend(30.0)
+    for node in holder.nodes[:3]:
+        while node.sent:
+            node.carry_out()
+    assert tenure.held
+
+
+def test_an_adoption_raises_the_counters_of_the_nodes() -> None:
+    """They differ, so its token needs a second round, as that of an acquire does."""
+    giver, taker, servers = clients_over(3)
+    acquiring = giver.acquire()
+    settle(giver)
+    given = acquiring.take()
+    assert isinstance(given, Tenure)
+    given.hold.detach(given)
+    for ahead, server in enumerate(servers):
+        server[NAME] = replace(server[NAME], fence=10**17 + ahead)
+    adopting = taker.adopt(given)
+    for node in taker.nodes:
+        node.carry_out()
+    assert isinstance(adopting.state, Confirming)
+    settle(taker)
+    taken = adopting.take()
+    assert isinstance(taken, Tenure)
+    assert all(server[NAME].fence >= taken.fence for server in servers)
