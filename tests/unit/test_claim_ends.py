@@ -138,6 +138,7 @@ async def test_asyncio_logs_no_error_of_a_caller_that_has_gone() -> None:
     claim = asked(client)
     claim.fail(LockError("unread"))
     claim.abandon()
+    settle(client)
     del claim
     gc.collect()
     assert not logged

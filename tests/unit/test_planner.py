@@ -95,9 +95,9 @@ def test_what_follows_from_the_votes(kind: Kind, verb: Verb, votes: list[Vote], 
 
 def test_a_slot_is_chosen_that_a_majority_may_grant() -> None:
     """Of five nodes, two may refuse it. The next attempt asks for it, and the one after that for any slot."""
-    votes = [held_by("a", slots=(0, 1, 2)), held_by("a", slots=(0, 1, 2)), held_by("a", slots=(0, 2)), AWAY, AWAY]
+    full, two = held_by("a", slots=(0, 1, 2)), held_by("a", slots=(0, 2))
     planner = made(5, Semaphore(3))
-    assert refused(planner, voted(*votes, kind=Semaphore(3))) is Next.TRY_ANOTHER_SLOT
+    assert refused(planner, voted(full, full, two, AWAY, AWAY, kind=Semaphore(3))) is Next.TRY_ANOTHER_SLOT
     assert planner.take_slot() == 1
     assert planner.take_slot() is None
 

@@ -103,6 +103,17 @@ def test_a_node_that_refused_the_second_round_gets_the_hold_again() -> None:
     assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_win_at_nodes_with_equal_counters_has_no_second_round(nodes: int) -> None:
+    """Its token is certain. No time is spent, and nothing more is sent."""
+    client, _, _ = clients_over(nodes)
+    acquiring = client.acquire()
+    for node in client.nodes:
+        node.carry_out()
+    assert isinstance(acquiring.take(), Tenure)
+    assert not any(node.sent for node in client.nodes)
+
+
 def test_the_second_round_has_as_much_time_as_the_first() -> None:
     """A third of it is over when the second one begins."""
     holder, _, servers = clients_over(3)
