@@ -208,7 +208,8 @@ def test_the_second_outage_is_like_the_first() -> None:
     assert pace.ends == SECOND + 5.0
     pace.reached()
     assert pace.ends == math.inf
-    assert not (pace.outage or pace.reasons)
+    assert pace.outage is None
+    assert pace.reasons == {}
     assert after(pace.after_outage(SECOND + 90.0, math.inf)) == pytest.approx(90.02)
     assert pace.ends == SECOND + 95.0
 
