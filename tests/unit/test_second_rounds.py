@@ -12,6 +12,7 @@ from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.hold import Tenure
 from asynclock.protocol.states import Confirming
 from asynclock.rules.model import Entry, State
+from tests.support.probes import in_outage
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 
@@ -100,3 +101,94 @@ def test_a_node_that_refused_the_second_round_gets_the_hold_again() -> None:
         holder.clock.advance(0.01)
         settle(holder)
     assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_win_at_nodes_with_equal_counters_has_no_second_round(nodes: int) -> None:
+    """Its token is certain. No time is spent, and nothing more is sent."""
+    client, _, _ = clients_over(nodes)
+    acquiring = client.acquire()
+    for node in client.nodes:
+        node.carry_out()
+    assert isinstance(acquiring.take(), Tenure)
+    assert not any(node.sent for node in client.nodes)
+
+
+def test_the_second_round_has_as_much_time_as_the_first() -> None:
+    """A third of it is over when the second one begins."""
+    holder, _, servers = clients_over(3)
+    for ahead, server in enumerate(servers):
+        server[NAME] = State(fence=10**17 + ahead, fence_ends=math.inf)
+    acquiring = holder.acquire()
+    holder.clock.advance(1.0)
+    for node in holder.nodes:
+        node.carry_out()
+    assert isinstance(acquiring.state, Confirming)
+    assert acquiring.state.ballot.sent == holder.clock.now()
+    assert acquiring.state.ballot.deadline == holder.clock.now() + 3.0
+
+
+@pytest.mark.parametrize(("lost", "cut", "outage"), [((0, 1), (), False), ((0,), (1,), False), ((), (0, 1), True)])
+def test_a_second_round_without_a_majority_is_an_outage_if_the_nodes_are_away(
+    lost: Sequence[int], cut: Sequence[int], outage: bool
+) -> None:
+    """If they answer, and have lost the hold, it is a refusal. Either way what the first round won is undone, and the
+    acquire goes on."""
+    holder, _, servers = clients_over(3)
+    acquiring = won_at(servers, holder)
+    for each in lost:
+        del servers[each][NAME]
+    for each in cut:
+        holder.nodes[each].cut()
+    for node in holder.nodes:
+        if node.sent:
+            node.carry_out()
+    holder.turn()
+    assert in_outage(acquiring) is outage
+    for each in cut:
+        holder.nodes[each].back()
+    for _ in range(10):
+        settle(holder)
+        holder.clock.advance(0.1)
+    tenure = acquiring.take()
+    assert isinstance(tenure, Tenure)
+    assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
+
+
+def test_a_node_that_is_silent_in_the_second_round_counts_by_the_first() -> None:
+    """All five nodes have granted, and three of them are asked again before the majority is there. Then two of these
+    lose their data. The hold is left at three nodes."""
+    holder, _, servers = clients_over(5)
+    acquiring = won_at(servers, holder)
+    for node in holder.nodes[:3]:
+        node.carry_out()
+    holder.turn()
+    tenure = acquiring.take()
+    assert isinstance(tenure, Tenure)
+    for server in servers[:2]:
+        del server[NAME]
+    tenure.hold.extend(30.0)
+    for node in holder.nodes[:3]:
+        while node.sent:
+            node.carry_out()
+    assert tenure.held
+
+
+def test_an_adoption_raises_the_counters_of_the_nodes() -> None:
+    """They differ, so its token needs a second round, as that of an acquire does."""
+    giver, taker, servers = clients_over(3)
+    acquiring = giver.acquire()
+    settle(giver)
+    given = acquiring.take()
+    assert isinstance(given, Tenure)
+    given.hold.detach(given)
+    for ahead, server in enumerate(servers):
+        server[NAME] = replace(server[NAME], fence=10**17 + ahead)
+    adopting = taker.adopt(given)
+    for node in taker.nodes:
+        node.carry_out()
+    assert isinstance(adopting.state, Confirming)
+    settle(taker)
+    taken = adopting.take()
+    assert isinstance(taken, Tenure)
+    assert all(server[NAME].fence >= taken.fence for server in servers)
