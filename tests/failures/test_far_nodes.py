@@ -14,9 +14,13 @@ import pytest
 from asynclock import QuorumUnavailable, Redlock, _options
 from asynclock._options import ClientSettings, LockSettings, longest_node_timeout, node_timeout
 from asynclock.quorum.limits import Limits
-from asynclock.runtime.opening import too_late
-from asynclock.stores import Checked, distance
+from asynclock.quorum.quorum import Quorum
+from asynclock.rules.model import Notice
+from asynclock.runtime.opening import quorum_over, too_late
+from asynclock.stores import Checked, MemoryStore, NodeConfig, distance
 from asynclock.stores.redis.connection import Connection
+from asynclock.stores.transactional import TransactionalNode
+from tests.support.fake_clock import FakeClock
 from tests.support.far_servers import FarProxy, far_servers
 from tests.support.probes import nodes_of, ping
 from tests.support.servers import Server, Servers
@@ -172,3 +176,42 @@ def test_f17_the_longest_limit_of_any_client(monkeypatch: pytest.MonkeyPatch) ->
 def test_limits_without_measures() -> None:
     """Stores that measure nothing."""
     assert Limits(3).longest == 0.0
+
+
+def test_the_farthest_node_decides_the_limit() -> None:
+    """By what each node measured last."""
+    limits = Limits(3)
+    for index, limit, longest in [(1, 0.3, 0.3), (0, 0.1, 0.3), (2, 0.2, 0.3), (1, 0.05, 0.2)]:
+        limits.measured(index, limit)
+        assert limits.longest == longest
+
+
+async def test_f17_what_a_node_measures_is_a_limit_of_its_quorum() -> None:
+    """Of several nodes. A single one need not measure, since its limit is long anyway."""
+    configs, clock, listener = list[NodeConfig](), FakeClock(), Nobody()
+
+    class Watched(MemoryStore):
+        def open(self, config: NodeConfig) -> TransactionalNode:
+            configs.append(config)
+            return super().open(config)
+
+    def over(nodes: int) -> Quorum:
+        configs.clear()
+        return quorum_over([Watched(clock) for _ in range(nodes)], ClientSettings(), clock, listener, lambda _: None)
+
+    quorum = over(3)
+    assert configs[1].measured is not None
+    configs[1].measured(0.3)
+    assert quorum.limits.longest == 0.3
+    over(1)
+    assert configs[0].measured is None
+
+
+class Nobody:
+    """A listener of nodes that send nothing."""
+
+    tag = "nobody"
+
+    def received(self, index: int, notice: Notice) -> None: ...
+
+    def connected(self, index: int, *, missed: bool = True) -> None: ...

@@ -110,6 +110,8 @@ REPLIES: list[tuple[str, Rule, int, list[Refused], bool]] = [
     ("one, a permit is free", Semaphore(2), 1, nodes((True, ())), False),
     ("a slot is free on a majority", Semaphore(2), 3, nodes((True, (0,)), (True, (0,)), (True, (1,))), False),
     ("a slot is taken twice", Semaphore(2), 3, nodes((True, (0,)), (True, (1,)), (True, ())), False),
+    ("two, a slot is free at both", Semaphore(2), 2, nodes((True, (0,)), (True, (0,))), False),
+    ("two, no slot is free at both", Semaphore(2), 2, nodes((True, (0,)), (True, (1,))), True),
     (
         "each slot is taken on too many",
         Semaphore(2),

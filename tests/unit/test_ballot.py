@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from asynclock.quorum.ballot import Ballot, Outcome, drift, tally, valid_until
-from asynclock.rules.model import Op, Verb
+from asynclock.rules.model import Op, Slots, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.port import UNDONE, Grant, Reconnecting, Refused
 
@@ -94,13 +94,14 @@ def test_a_ballot_counts_as_tally_does() -> None:
             assert made.outcome is expected
 
 
-def test_a_ballot_settles_once() -> None:
-    """on_settled is called with the outcome, and not for later votes."""
+@pytest.mark.parametrize(("second", "third"), [(YES, YES), (YES, NO), (NO, YES)])
+def test_a_ballot_settles_once(second: Grant | Refused, third: Grant | Refused) -> None:
+    """on_settled is called with the outcome: not before there is one, and not for later votes."""
     received: list[Outcome | None] = []
     made = ballot()
     made.on_settled = lambda settled: received.append(settled.outcome)
-    for index in range(3):
-        made.answer(index, YES)
+    for index, vote in enumerate((YES, second, third)):
+        made.answer(index, vote)
     assert received == [Outcome.WON]
 
 
@@ -108,11 +109,27 @@ def test_late_votes_are_reported() -> None:
     """Votes after the outcome are counted, and `late` receives them. After the last one the ballot forgets the owner of
     the callback, so that it can be collected."""
     received: list[int] = []
-    made = ballot()
+    made = ballot(5)
     made.on_late_vote(lambda _, index: received.append(index))
-    for index in range(3):
+    for index in range(5):
         made.answer(index, YES)
-    assert (received, made.yes, made.outcome, made.late) == ([2], 3, Outcome.WON, ())
+    assert (received, made.yes, made.outcome, made.late) == ([3, 4], 5, Outcome.WON, ())
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 5])
+def test_each_vote_is_reported_to_the_one_who_counts_them(nodes: int) -> None:
+    """Answers and failures, those after the outcome too. Each before the ballot is settled by it: a hold counts a
+    renewal at its nodes, and its outcome must not come first."""
+    told: list[tuple[int, Outcome | None]] = []
+    op, majority = Op(Verb.EXTEND, MUTEX, "name", "id", 10.0), nodes // 2 + 1
+    made = Ballot(op, nodes, 0.0, 1.0, on_vote=lambda ballot, index: told.append((index, ballot.outcome)))
+    for index in range(nodes):
+        if index < majority:
+            made.answer(index, YES)
+        else:
+            made.fail(index, BROKEN, maybe=True)
+    assert told == [(index, None if index < majority else Outcome.WON) for index in range(nodes)]
+    assert made.outcome is Outcome.WON
 
 
 def test_a_vote_of_a_node_that_was_counted_out_is_dropped() -> None:
@@ -176,6 +193,7 @@ def test_the_summary_of_votes() -> None:
     made.answer(2, UNDONE)
     made.fail(3, BROKEN, maybe=False)
     assert made.fences() == [42]
+    assert made.nodes_without_grant() == [1, 2, 3]
     assert made.denials() == [NO]
     assert [(index, type(error)) for index, error in made.errors()] == [(3, ConnectionError)]
     assert made.silent() == []  # refused by a majority, whatever the last one says
@@ -219,10 +237,11 @@ def test_two_of_five_are_no_majority() -> None:
         assert (made.answered, made.denied, made.carried_out) == (majority,) * 3
 
 
-def test_nodes_that_connect_again_may_make_a_majority() -> None:
+@pytest.mark.parametrize("vote", [YES, NO])
+def test_nodes_that_connect_again_may_make_a_majority(vote: Grant | Refused) -> None:
     """Together with those that answered. Without any of them there is nothing to wait for."""
     made = ballot(5)
-    made.answer(0, YES)
+    made.answer(0, vote)
     made.fail(1, Reconnecting("lost"), maybe=False)
     assert not made.may_be_reached_soon
     made.fail(2, Reconnecting("lost"), maybe=False)
@@ -242,10 +261,17 @@ def test_a_release_is_carried_out_where_there_was_nothing() -> None:
     assert made.carried_out
 
 
-def test_nothing_is_kept_for_late_votes_if_none_can_come() -> None:
-    """A callback would keep its owner alive."""
-    made = ballot(1)
-    made.answer(0, YES)
+@pytest.mark.parametrize("votes", [[YES], [NO], [BROKEN], [YES, NO, BROKEN], [NO, NO, YES], [BROKEN, BROKEN, YES]])
+def test_nothing_is_kept_for_late_votes_if_none_can_come(votes: list[Grant | Refused | Exception]) -> None:
+    """Each node has answered or failed. A callback would keep its owner alive."""
+    made = ballot(len(votes))
+    for index, vote in enumerate(votes):
+        assert not made.complete
+        if isinstance(vote, Exception):
+            made.fail(index, vote, maybe=True)
+        else:
+            made.answer(index, vote)
+    assert made.complete
     made.on_late_vote(lambda ballot, index: None)
     assert made.late == ()
 
@@ -259,6 +285,15 @@ def test_a_ballot_that_has_to_be_certain(third: Refused, outcome: Outcome | None
     assert made.outcome is outcome
     made.fail(3, BROKEN, maybe=True)
     made.answer(4, NO)
+    assert made.outcome is Outcome.REFUSED
+
+
+def test_a_ballot_that_has_to_be_certain_ends_with_the_last_answer() -> None:
+    """Each node names another holder, and no more can be learnt."""
+    made = ballot(certain=True)
+    for index, holder in enumerate("abc"):
+        assert made.outcome is None
+        made.answer(index, Refused(1.5, holder))
     assert made.outcome is Outcome.REFUSED
 
 
@@ -284,6 +319,19 @@ def test_expiry_does_not_change_an_outcome() -> None:
     assert made.outcome is Outcome.WON
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_answers_after_the_expiry_do_not_change_the_outcome(nodes: int) -> None:
+    """Its caller has gone on. They are counted, because a grant has to be undone."""
+    settled: list[Outcome | None] = []
+    made = ballot(nodes)
+    made.when_settled(lambda ballot: settled.append(ballot.outcome))
+    made.expire()
+    for index in range(nodes):
+        made.answer(index, YES)
+    assert (settled, made.outcome) == ([Outcome.UNREACHABLE], Outcome.UNREACHABLE)
+    assert (made.yes, made.traces()) == (nodes, [*range(nodes)])
+
+
 async def test_a_waiting_task_gets_the_outcome() -> None:
     """Also one that was cancelled meanwhile: then nothing is completed twice."""
     for cancelled in (False, True):
@@ -292,8 +340,9 @@ async def test_a_waiting_task_gets_the_outcome() -> None:
         if cancelled:
             waiter.cancel()
         made.answer(0, NO)
+        assert waiter.done()
         assert waiter.cancelled() is cancelled
-        assert cancelled or await waiter is Outcome.REFUSED
+        assert cancelled or waiter.result() is Outcome.REFUSED
 
 
 def test_votes_that_come_while_it_is_sent_count_later() -> None:
@@ -377,3 +426,90 @@ def test_a_grant_that_is_taken_back_is_a_refusal() -> None:
         ballot.take_back(index, Refused(None))
     assert ballot.votes == [YES, YES, Refused(None), NO, BROKEN]
     assert (ballot.yes, ballot.no, ballot.failed) == (2, 2, 1)
+
+
+# -- what the votes say ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fences", "token", "sure"),
+    [
+        (1, [7], 7, True),
+        (2, [5, 7], 7, False),
+        (2, [7, 7], 7, True),
+        (3, [5, 7], 7, False),
+        (3, [5, 7, 7], 7, True),
+        (4, [5, 7, 7], 7, False),
+        (5, [5, 7, 7], 7, False),
+        (5, [5, 7, 7, 7], 7, True),
+    ],
+)
+def test_a_token_counts_once_a_majority_of_all_nodes_has_it(
+    nodes: int, fences: list[int], token: int, sure: bool
+) -> None:
+    """It is the greatest fence of the grants. A majority meets each later majority, so the next token is greater."""
+    made = ballot(nodes)
+    for index, fence in enumerate(fences):
+        made.answer(index, (fence, False))
+    assert made.token() == (token, sure)
+    for least in (5, 6, 7, 8):
+        assert made.witnesses(least) is (2 * sum(fence >= least for fence in fences) > nodes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "median"), [([], 0), ([3], 3), ([0, 2], 2), ([0, 0, 1], 0), ([2, 0, 1], 1), ([4, 0, 1, 2, 3], 2)]
+)
+def test_the_place_of_a_ticket(ranks: list[int], median: int) -> None:
+    """The median of its ranks, and its order keys, at the nodes that keep it; another node refuses without a rank."""
+    made = ballot(len(ranks) + 2)
+    for index, rank in enumerate(ranks):
+        made.answer(index, Refused(1.5, "other", rank, 100 - rank))
+    made.answer(len(ranks), NO)
+    assert made.rank() == median
+    assert made.orders() == sorted(100 - rank for rank in ranks)
+
+
+def test_the_nodes_where_nobody_holds_the_name() -> None:
+    """They refuse all the same, because a ticket goes first."""
+    made = ballot(5)
+    votes: list[Grant | Refused] = [NO, Refused(None), Refused(None), YES]
+    for index, vote in enumerate(votes):
+        made.answer(index, vote)
+    assert made.free() == 2
+
+
+def test_the_slots_in_use_where_it_was_refused() -> None:
+    """By node; only of a kind that has slots."""
+    made = ballot(3)
+    votes: list[Grant | Refused] = [YES, Refused(1.5, "other", slots=Slots((0, 1))), NO]
+    for index, vote in enumerate(votes):
+        made.answer(index, vote)
+    assert made.taken() == {1: Slots((0, 1))}
+
+
+def test_a_hold_that_a_majority_refuses_is_taken_where_another_has_it_at_any_node() -> None:
+    """No operator has broken it."""
+    made = ballot()
+    made.answer(0, Refused(None))
+    made.answer(1, NO)
+    assert made.loss_reason() == "taken"
+
+
+@pytest.mark.parametrize(
+    ("answers", "failures", "nothing"),
+    [
+        ([], [False, False, False], True),
+        ([], [False, False, True], False),
+        ([], [False, False], False),  # the third may still carry it out
+        ([NO], [False, False], False),  # a refusal leaves a ticket
+        ([YES], [False, False], False),
+    ],
+)
+def test_an_op_that_left_nothing(answers: list[Grant | Refused], failures: list[bool], nothing: bool) -> None:
+    """Each node has failed, and it is certain that none has carried the op out."""
+    made = ballot()
+    for index, vote in enumerate(answers):
+        made.answer(index, vote)
+    for index, maybe in enumerate(failures, len(answers)):
+        made.fail(index, BROKEN, maybe=maybe)
+    assert made.left_nothing is nothing

@@ -94,12 +94,30 @@ def test_marks_are_read_again_where_another_client_may_be_leaving_them(
     assert judge(facts, NOW, LENGTH, complete=True).doubtful is doubtful
 
 
+def test_a_server_is_old_once_the_length_has_passed() -> None:
+    """At that very moment each hold that it may have forgotten has ended. So the deployment is not new, and no mark is
+    waited for."""
+    old = Facts("run", "", NOW - LENGTH)
+    for facts in ([old] * 3, [NEW, NEW, old]):
+        assert not judge(facts, NOW, LENGTH, complete=True).new
+    assert not judge([Facts("run", "run", OLD), old, old], NOW, LENGTH, complete=True).doubtful
+
+
+def test_all_servers_of_a_new_deployment_vote_although_one_does_not_answer() -> None:
+    """The ruling over all nodes is the last one: each that can answer has answered. A server that connects is judged
+    alone: it casts no vote yet."""
+    quarantine = Quarantine(LENGTH, FakeClock(NOW))
+    assert quarantine.judge([NEW, NEW, None]) == ((VOTES,) * 3, True, False)
+    assert quarantine.until(NEW) == NOW + 60.0
+
+
 def test_no_quarantine_where_restarts_are_trusted() -> None:
-    """Its length is 0 then."""
+    """Its length is 0 then. No deployment is new: no mark is set or waited for, not even at the moment of a start."""
     quarantine = Quarantine(0.0, FakeClock(NOW))
-    for facts in KINDS[1:]:
+    for facts in [*KINDS[1:], Facts("run", "", NOW)]:
         assert facts is not None
         assert quarantine.until(facts) == VOTES
+        assert quarantine.judge([facts, facts, None]) == ((VOTES,) * 3, False, False)
 
 
 def test_d3_a_cluster_whose_masters_show_no_run_id_has_no_mark() -> None:

@@ -269,6 +269,8 @@ FREE = Refused(None)
         ([Refused(0.7, "c"), Refused(math.inf, "b"), Refused(math.inf, "a")], 3, True, math.inf, None),
         ([Refused(0.7, "a"), Refused(math.inf, "b"), Refused(0.9, "a")], 3, True, 0.9, Refused(0.7, "a")),
         ([Refused(0.8, "b"), Refused(0.9, "a")], 3, True, 0.8, None),  # the third let it in, or says nothing
+        ([Refused(0.8, "a"), Refused(0.9, "a")], 4, False, 0.8, None),  # two are no majority
+        ([Refused(0.8, "a"), Refused(0.9, "a")], 5, False, 0.0, None),
         ([Refused(0.7, "c"), Refused(0.8, "b"), Refused(0.9, "a")], 5, True, 0.7, None),
         ([Refused(0.6, "d"), Refused(0.7, "c"), Refused(0.8, "b"), Refused(0.9, "a")], 5, True, 0.7, None),
         (
