@@ -127,7 +127,7 @@ class Adoption(Claim):
                 RELEASE, op.kind, op.name, self._handle.id, longest, 0, op.memory, tombstone=True,
                 queueing=QUIET[Serve.NOBODY],
             )  # fmt: skip
-            core.quorum.ask(release, RELEASE_TIMEOUT, everyone=True, only=nodes)
+            core.quorum.ask(release, RELEASE_TIMEOUT, only=nodes)
 
     def _without_grant(self, ballot: Ballot) -> None:
         if ballot.outcome is REFUSED:

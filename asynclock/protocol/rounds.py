@@ -237,7 +237,7 @@ def withdraw(
     longest = settings.lease if lease is None else lease
     op = Op(RELEASE, terms.kind, terms.name, id, longest, 0, memory, queueing=queueing, since=since)
     within = min(max(core.within(settings), QUORUM_TIMEOUT), RELEASE_TIMEOUT)
-    core.quorum.ask(op, within, everyone=True, only=nodes)
+    core.quorum.ask(op, within, only=nodes)
 
 
 # -- the rounds --------------------------------------------------------------------------------------------------------

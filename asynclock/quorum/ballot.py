@@ -234,8 +234,7 @@ class Ballot:
     def carried_out(self) -> bool:
         """Of a release: whether a majority of the nodes is without its id. These are the nodes that have answered, too
         late to vote or not, and those that were not asked."""
-        done = self.yes + self.no
-        return done > self.nodes // 2 or done + self._done.bit_count() > self.nodes // 2
+        return self.yes + self.no + self._done.bit_count() > self.nodes // 2
 
     @property
     def denied(self) -> bool:

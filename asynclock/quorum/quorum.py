@@ -120,9 +120,7 @@ class Quorum:
             return self.nodes[0].listens
         return sum(node.listens for node in self.nodes) > len(self.nodes) // 2
 
-    def undo(
-        self, ballot: Ballot, within: float, ticket: Queueing | None = None, serve: Serve | None = None
-    ) -> Ballot | None:
+    def undo(self, ballot: Ballot, within: float, ticket: Queueing | None = None, serve: Serve | None = None) -> None:
         """Undo an attempt where it took effect or may still do so (rule 3 of `ballot.py`), and put `ticket` in its
         place. The undo serves the queue, or does what `serve` says, only if the attempt had, or may have had, a
         majority: no waiter waits for a minority."""
@@ -130,7 +128,7 @@ class Quorum:
         op.revoke()
         traces = ballot.traces()
         if not traces:
-            return None
+            return
         # NOBODY: the client closes, and the withdrawal of its last ticket serves the queue (`Tickets.serve_at`). This
         # undo must be carried out before that. So it is a script: a server's own command does not match a marked hold,
         # and the script would follow too late.
@@ -139,7 +137,7 @@ class Quorum:
         if ticket is not None:
             ticket.serve_as(serve)
         undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket or queueing[serve])
-        return self.ask(undo, within, everyone=True, only=traces)
+        self.ask(undo, within, only=traces)
 
     def unavailable(
         self, ballot: Ballot, name: str, before: Mapping[int, Exception] | None = None
