@@ -392,3 +392,87 @@ def test_a_close_without_marks_does_not_wait() -> None:
     assert run.followed
     assert closing(run.client).done()
     assert not run.followed
+
+
+def test_the_first_pause_is_no_shorter_than_the_round_trip() -> None:
+    """A node is far away: to ask it sooner would only make more ops."""
+    run = Run()
+    run.take(3, 4)
+    run.returns()
+    run.clock.advance(0.3)
+    settle(run.client)
+    run.clock.advance(0.29)
+    assert not run.sent()
+    run.clock.advance(0.02)
+    assert len(run.sent()) == 2
+
+
+def test_a_late_vote_on_the_release_does_not_begin_the_pauses_anew() -> None:
+    """Another node has been asked twice by then."""
+    run = Run()
+    run.take(3)
+    run.returns()
+    for node in run.client.nodes[:4]:
+        node.carry_out()
+    run.clock.advance(PAUSE)
+    run.client.nodes[3].carry_out()
+    run.clock.advance(PAUSE / 2)
+    run.client.nodes[4].carry_out()
+    run.clock.advance(1.5 * PAUSE)
+    run.client.nodes[3].carry_out()
+    run.clock.advance(3.9 * PAUSE)
+    assert not run.sent()
+    run.clock.advance(0.2 * PAUSE)
+    assert len(run.sent()) == 1
+
+
+def test_a_node_is_asked_again_twenty_times_at_most() -> None:
+    """The lease is long, and other attempts have the name there, one after the other."""
+    run = Run()
+    run.hold.extend(10 * LEASE)
+    settle(run.client)
+    run.take(4)
+    run.returns()
+    settle(run.client)
+    asked = 0
+    for number in range(600):
+        run.take(4, by=f"attempt {number}")
+        run.clock.advance(0.1)
+        asked += len(run.sent())
+        settle(run.client)
+    assert asked == TRIES
+    assert not run.followed
+
+
+def test_a_mark_of_an_earlier_run_is_replaced_at_once() -> None:
+    """Its node lacks the mark of this run, and no owner has the name there. The marks end together."""
+    run = Run()
+    run.servers[4][NAME] = State(holds=(Entry(DONE, run.clock.wall() + 10.0),))
+    run.returns()
+    settle(run.client)
+    assert not run.followed
+    ends = [each[NAME].holds[0].ends or 0.0 for each in run.servers]
+    assert max(ends) - min(ends) < 0.001
+
+
+def test_a_vote_on_the_release_after_a_break_changes_nothing() -> None:
+    """This client has broken the name meanwhile: no free name is marked any more."""
+    run = Run()
+    run.free(4)
+    run.returns()
+    for node in run.client.nodes[:4]:
+        node.carry_out()
+    run.client.machine.holds.done_marks.forget(NAME)
+    run.client.nodes[4].carry_out()
+    assert not run.sent()
+    assert not run.marked()[4]
+
+
+def test_four_thousand_runs_are_followed_at_once() -> None:
+    """One more, and the oldest is given up."""
+    run = Run(3)
+    marks = run.client.machine.holds.done_marks
+    for number in range(4097):
+        op = Op(RELEASE, run.hold.op.kind, str(number), run.hold.op.id, 30.0, rest=WITHIN, done=True)
+        marks.ask(op, 3.0, None, False)
+    assert len(marks) == 4096

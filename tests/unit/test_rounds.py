@@ -1,0 +1,526 @@
+"""What the rounds of an acquire send to the nodes, and how a round and a ticket are undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
+from asynclock.protocol.hold import Tenure
+from asynclock.protocol.rounds import POLLED, fresh_for
+from asynclock.quorum.quorum import Quorum
+from asynclock.rules.model import ACQUIRE, RELEASE, WAIT, Entry, Op, State, polls
+from tests.support.stepped_acquires import LEASE, asks, holds, take_away, taken, tickets, under_way, waits
+from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
+
+both = pytest.mark.parametrize("nodes", [1, 3])
+HOUR = 3600.0
+
+
+# -- fences ------------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_the_first_fence_of_a_name_is_the_time_in_microseconds(nodes: int) -> None:
+    """A server that has lost the counter of a name so gives a greater fence than it did before."""
+    client, _, _ = clients_over(nodes)
+    assert holds(client).fence == round(client.clock.wall() * 1_000_000)
+
+
+@both
+def test_the_fence_of_a_waiter_is_of_the_time_when_it_is_granted(nodes: int) -> None:
+    """Its first try was 20 s before, and the servers have lost the counter meanwhile."""
+    client, _, servers = clients_over(nodes)
+    take_away(servers, client.clock.wall() + 20.0)
+    waiting = waits(client)
+    while not waiting.future.done():
+        client.clock.advance(0.05)
+        settle(client)
+    assert taken(waiting).fence >= (client.clock.wall() - 0.1) * 1_000_000
+
+
+@both
+def test_a_counter_outlives_the_lease_by_the_fence_memory(nodes: int) -> None:
+    """It counts from the grant."""
+    client, _, servers = clients_over(nodes)
+    holds(client)
+    ends = client.clock.wall() + LEASE + client.settings.fence_memory
+    assert [each[NAME].fence_ends for each in servers] == [ends] * nodes
+
+
+def test_a_waiter_that_leaves_makes_the_next_one_the_holder() -> None:
+    """The holder has died, and its lease has ended. The counter lasts as long as after each grant."""
+    client, other, servers = clients_over(1)
+    take_away(servers, client.clock.wall() + 5.0)
+    leaving, next_one = waits(client), waits(other)
+    client.clock.block(5.0)
+    leaving.abandon()
+    client.nodes[0].carry_out()
+    assert isinstance(next_one.take(), Tenure)
+    assert servers[0][NAME].fence_ends == client.clock.wall() + LEASE + client.settings.fence_memory
+
+
+@both
+@pytest.mark.parametrize(("min_hold", "fences"), [(0.0, 16), (1.0, 1)])
+def test_a_hold_that_is_not_passed_on_takes_one_fence(nodes: int, min_hold: float, fences: int) -> None:
+    """Behind it waits another task of its process. After a min_hold that task needs a hold of its own."""
+    client, _, _ = clients_over(nodes)
+    first = holds(client)
+    second, _ = asks(client, min_hold=min_hold), asks(client, min_hold=min_hold)
+    first.hold.end(first)
+    settle(client)
+    tenure = taken(second)
+    assert tenure.hold.last_fence - tenure.fence + 1 == fences
+
+
+# -- when an op leaves -------------------------------------------------------------------------------------------------
+
+
+class Buffered(SteppedNode):
+    """It writes the ops of a turn of the loop together, unless it is told to write now."""
+
+    written: Op | None = None  # the last op that was written before the end of its turn
+
+    def flush(self) -> None:
+        self.written = self.sent[-1][0]
+
+
+def buffered(client: SteppedClient, servers: list[Any]) -> list[Buffered]:
+    """The client has such nodes from now on."""
+    nodes = [Buffered(index, client, each) for index, each in enumerate(servers)]
+    client.nodes = list(nodes)
+    client.quorum = Quorum(nodes, client.clock, client.later)  # type: ignore[arg-type]
+    return nodes
+
+
+def left(nodes: list[Buffered]) -> bool:
+    """Whether the last op to each node was written at once."""
+    (written,) = {node.sent[-1][0] is node.written for node in nodes}
+    return written
+
+
+def carry_out(client: SteppedClient) -> None:
+    """The ops that wait at each node now."""
+    for node in client.nodes:
+        for _ in list(node.sent):
+            node.carry_out()
+
+
+@both
+def test_a_try_after_a_refusal_leaves_at_once(nodes: int) -> None:
+    """The name may be free for a moment only. A first try leaves at the end of the turn, with other ops."""
+    client, _, servers = clients_over(nodes)
+    take_away(servers, None)
+    some = buffered(client, servers)
+    asks(client)
+    assert not left(some)
+    carry_out(client)
+    if nodes > 1:  # the first round left no ticket
+        assert left(some[:2])
+        carry_out(client)
+    client.turn()
+    client.clock.advance(0.3)  # the holder notifies nobody, so the first waiter polls
+    client.turn()
+    assert left(some)
+
+
+@both
+def test_the_renewal_of_a_ticket_leaves_at_the_end_of_the_turn(nodes: int) -> None:
+    """The name is held: nothing is gained by a write of its own."""
+    client, other, servers = clients_over(nodes)
+    holds(other)
+    some = buffered(client, servers)
+    waits(client)
+    client.clock.advance(LEASE / 3)
+    client.turn()
+    assert not left(some)
+
+
+# -- tickets -----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_ticket_is_not_served_after_its_owner_has_given_up(nodes: int) -> None:
+    """Neither the first one, nor its renewal shortly before the end."""
+    client, other, servers = clients_over(nodes)
+    holds(other)
+    ends = client.clock.wall() + 6.0
+    waits(client, timeout=6.0)
+    for number in (1, 2):
+        found = [ticket for each in servers for ticket in tickets(each)]
+        assert len(found) == nodes
+        assert all(ticket.fresh == pytest.approx(ends) for ticket in found)
+        assert {ticket.number for ticket in found} == {number}
+        client.clock.advance(4.5)
+        settle(client)
+
+
+@both
+@pytest.mark.parametrize("timeout", [None, 600.0])
+def test_a_ticket_is_served_for_half_a_lease(nodes: int, timeout: float | None) -> None:
+    """Its owner renews it after a third. If that does not come, the owner is dead, and others are served."""
+    client, other, servers = clients_over(nodes)
+    holds(other)
+    waits(client, timeout=timeout)
+    for _ in range(2):
+        found = [ticket for each in servers for ticket in tickets(each)]
+        assert [ticket.fresh for ticket in found] == [pytest.approx(client.clock.wall() + LEASE / 2)] * nodes
+        while not under_way(client, ACQUIRE, WAIT):
+            client.clock.advance(0.5)
+            client.turn()
+        settle(client, other)
+
+
+def test_a_ticket_that_is_sent_too_late_is_served_for_a_millisecond() -> None:
+    """Its owner only asks whether the name is held. No time, or less than none, could mean for ever."""
+    assert fresh_for(LEASE, 0.0) == fresh_for(LEASE, -5.0) == 0.001
+
+
+@both
+def test_a_ticket_says_how_many_tasks_of_its_client_wait(nodes: int) -> None:
+    """Only the first of them asks. `inspect` shows all of them, once the ticket was renewed."""
+    client, other, servers = clients_over(nodes)
+    holds(other)
+    waits(client)
+    assert [ticket.tasks for each in servers for ticket in tickets(each)] == [1] * nodes
+    for _ in range(2):
+        waits(client)
+    client.clock.advance(LEASE / 3)
+    settle(client)
+    assert [ticket.tasks for each in servers for ticket in tickets(each)] == [3] * nodes
+
+
+def test_a_ticket_has_the_same_place_at_all_nodes() -> None:
+    """They get it at different moments. By their own clocks two waiters could be in another order at each node."""
+    client, other, servers = clients_over(3)
+    take_away(servers, None)
+    began = client.clock.wall()
+    asks(client)
+    carry_out(client)  # the first round leaves no ticket
+    for node in client.nodes:
+        client.clock.block(0.01)
+        while node.sent:
+            node.carry_out()
+    waits(other)
+    assert {tickets(each)[0].order for each in servers} == {round(began * 1_000_000)}
+
+
+@both
+def test_the_nodes_limit_how_far_ahead_a_clock_may_be(nodes: int) -> None:
+    """The clock of a client is an hour ahead of theirs. They keep the ticket in a place near their own time, and later
+    sendings keep that place; over several nodes the median of theirs."""
+    client, other, servers = clients_over(nodes)
+    holds(other)
+    client.clock.jump_wall(HOUR)
+    asks(client)
+    for node in [*client.nodes, *client.nodes]:  # over several nodes the first round leaves no ticket
+        client.clock.jump_wall(-HOUR)  # to the time of the node
+        client.clock.block(0.25)
+        while node.sent:
+            node.carry_out()
+        client.clock.jump_wall(HOUR)
+    client.turn()
+    before = sorted(tickets(each)[0].order for each in servers)
+    client.clock.jump_wall(-HOUR)  # it was set right
+    for _ in range(2):
+        client.clock.advance(LEASE / 3)
+        settle(client, other)
+        assert [tickets(each)[0].order for each in servers] == [before[nodes // 2]] * nodes
+
+
+@both
+def test_a_waiter_keeps_its_place_over_a_short_outage(nodes: int) -> None:
+    """It withdraws its ticket in the outage, and leaves another one after it: before those that came later."""
+    client, other, servers = clients_over(nodes)
+    take_away(servers, None, "a" * 32 + "|")  # of a client that notifies
+    waits(client)
+    client.clock.advance(1.0)
+    waits(other)
+    for node in client.nodes:
+        node.cut()
+        node.error = OSError("down")
+    client.machine.connected(True)  # it renews its ticket now
+    client.clock.advance(0.1)
+    settle(client)
+    for node in client.nodes:
+        node.back()
+    client.clock.advance(1.0)
+    settle(client, other)
+    assert [[ticket.id[0] for ticket in tickets(each)] for each in servers] == [["a", "b"]] * nodes
+
+
+@both
+def test_a_lost_connection_does_not_change_the_ticket(nodes: int) -> None:
+    """It is renewed while the connection is being made again: the same ticket is sent once more then."""
+    client, other, servers = clients_over(nodes)
+    holds(other)
+    waits(client)
+    (before,) = {ticket.id for each in servers for ticket in tickets(each)}
+    for node in client.nodes:
+        node.cut()
+        node.listens = False
+    client.clock.advance(LEASE / 3)
+    client.turn()
+    for node in client.nodes:
+        node.listens = True
+        node.back()
+    assert not under_way(client, RELEASE)
+    client.clock.advance(1.0)
+    settle(client, other)
+    assert [[ticket.id for ticket in tickets(each)] for each in servers] == [[before]] * nodes
+
+
+# -- clients without notices -------------------------------------------------------------------------------------------
+
+
+def without_notices(client: SteppedClient) -> None:
+    """The nodes send it no more notices, and the ids that it makes say so."""
+    made = client.new_id
+
+    def new_id(seed: int, metadata: str, mode: str = "") -> str:
+        return made(seed, metadata, mode).replace("|", "!", 1)
+
+    client.new_id = new_id  # type: ignore[method-assign]
+    for node in client.nodes:
+        node.listens = False
+    client.machine.connected(True)
+
+
+def test_a_waiter_that_gets_no_more_notices_takes_another_ticket() -> None:
+    """The node would find that nobody listens for the first one, drop it, and make the next waiter the holder. The new
+    one says that its client polls, and has the same place. Further polls keep it."""
+    client, other, servers = clients_over(1)
+    holds(other)
+    waits(client)
+    (before,) = tickets(servers[0])
+    client.clock.advance(1.0)
+    without_notices(client)
+    found = set[str]()
+    for _ in range(20):
+        client.clock.advance(0.1)
+        settle(client)
+        (ticket,) = tickets(servers[0])
+        assert ticket.order == before.order
+        found.add(ticket.id)
+    found.discard(before.id)
+    assert len(found) == 1
+    assert polls(found.pop())
+
+
+@pytest.mark.parametrize(("lease", "served"), [(LEASE, POLLED), (1.2, 0.6)])
+def test_the_ticket_of_a_client_that_polls_is_served_for_a_second(lease: float, served: float) -> None:
+    """Or for half of the lease, if that is less: the first one, and each later one."""
+    client, _, servers = clients_over(1)
+    take_away(servers, None)
+    without_notices(client)
+    asks(client, lease=lease)
+    numbers = set[int]()
+    for _ in range(8):
+        while client.nodes[0].sent:
+            client.nodes[0].carry_out()
+            (ticket,) = tickets(servers[0])
+            assert ticket.fresh == pytest.approx(client.clock.wall() + served)
+            numbers.add(ticket.number)
+        client.turn()
+        client.clock.advance(0.05)
+        client.turn()
+    assert {1, 2, 3} <= numbers
+
+
+def test_the_second_of_the_docs() -> None:
+    """A client that polls and is dead keeps a free name for one second."""
+    assert POLLED == 1.0
+
+
+def test_a_grant_without_notices_removes_the_ticket_of_before() -> None:
+    """A waiter over several nodes has left a ticket. Then most of them send no more notices, so it polls without a
+    ticket, and gets the name: no node keeps its ticket."""
+    client, _, servers = clients_over(3)
+    take_away(servers, None)
+    waiting = waits(client)
+    assert all(map(tickets, servers))
+    without_notices(client)
+    client.clock.advance(1.0)
+    settle(client)
+    for each in servers:
+        each[NAME] = replace(each[NAME], holds=())
+    client.clock.advance(1.0)
+    client.turn()
+    carry_out(client)
+    assert taken(waiting).held
+    assert not any(map(tickets, servers))
+
+
+# -- what is undone ----------------------------------------------------------------------------------------------------
+
+
+def deadlines(client: SteppedClient) -> list[float]:
+    """For how many seconds each release that is under way is waited for."""
+    return [handler.deadline - handler.sent for node in client.nodes for op, handler in node.sent if op.verb is RELEASE]
+
+
+def leaves_a_ticket(client: SteppedClient, lease: float) -> None:
+    waits(client, lease=lease).abandon()
+
+
+def undoes_a_try(client: SteppedClient, lease: float) -> None:
+    asks(client, lease=lease, timeout=0).abandon()
+
+
+@both
+@pytest.mark.parametrize("leaves", [leaves_a_ticket, undoes_a_try])
+@pytest.mark.parametrize(
+    ("lease", "within"), [(0.2, QUORUM_TIMEOUT), (10.0, 1.0), (300.0, RELEASE_TIMEOUT)], ids=["short", "usual", "long"]
+)
+def test_how_long_a_release_is_waited_for(
+    nodes: int, leaves: Callable[[SteppedClient, float], None], lease: float, within: float
+) -> None:
+    """For the node timeout of the lock, within limits: a node needs some time, and a close of the client waits."""
+    client, other, _ = clients_over(nodes)
+    holds(other)
+    leaves(client, lease)
+    assert deadlines(client) == [pytest.approx(within)] * nodes
+
+
+@both
+def test_a_withdrawal_is_sent_as_a_script(nodes: int) -> None:
+    """The server's own compare-and-delete would leave the ticket."""
+    client, other, _ = clients_over(nodes)
+    holds(other)
+    waits(client).abandon()
+    (found,) = {(op.verb, op.queueing.contended) for op in under_way(client)}
+    assert found == (RELEASE, True)
+
+
+def test_a_withdrawal_names_the_time_when_the_first_ticket_was_sent() -> None:
+    """A node that has had no connection since then does not keep the withdrawal: nothing of it was sent there."""
+    client, other, _ = clients_over(3)
+    holds(other)
+    client.clock.advance(1.0)
+    began = client.clock.now()
+    waiting = waits(client)
+    for _ in range(3):
+        client.clock.advance(LEASE / 3)
+        settle(client, other)
+    waiting.abandon()
+    assert [op.since for op in under_way(client, RELEASE)] == [began] * 3
+
+
+@both
+def test_a_round_that_reached_no_node_is_not_undone(nodes: int) -> None:
+    """In an outage each try would leave a release for each node that is down."""
+    client, _, _ = clients_over(nodes)
+    for node in client.nodes:
+        node.error = OSError("down")
+    waiting = waits(client)
+    client.clock.advance(2.0)
+    settle(client)
+    waiting.abandon()
+    for node in client.nodes:
+        node.back()
+    assert not under_way(client)
+
+
+@both
+def test_a_round_that_may_have_reached_a_node_is_undone(nodes: int) -> None:
+    """Its connection was lost, and another attempt at connecting has failed: the release follows when it is back."""
+    client, _, servers = clients_over(nodes)
+    waiting = asks(client)
+    for node in client.nodes:
+        node.cut()
+        node.error = OSError("down")
+    client.turn()
+    waiting.abandon()
+    for node in client.nodes:
+        node.back()
+    assert {op.verb for op in under_way(client)} == {RELEASE}
+    settle(client)
+    assert not any(each.get(NAME, State()).holds for each in servers)
+
+
+def last_sent(client: SteppedClient) -> list[Any]:
+    """The last op to each node that is not a release, as it would be sent again."""
+    return [[handler.op for op, handler in node.sent if op.verb is not RELEASE][-1] for node in client.nodes]
+
+
+@both
+def test_a_try_that_was_given_up_is_not_sent_again(nodes: int) -> None:
+    """A server that does not know the script answers later than the release was sent. A hold would stay there."""
+    client, _, _ = clients_over(nodes)
+    asks(client).abandon()
+    assert all(op.revoked for op in last_sent(client))
+
+
+@both
+def test_a_ticket_that_was_withdrawn_is_not_sent_again(nodes: int) -> None:
+    """Its renewal is under way. It would stay at the head of the queue."""
+    client, other, _ = clients_over(nodes)
+    holds(other)
+    waiting = waits(client)
+    client.clock.advance(LEASE / 3)
+    client.turn()
+    assert not any(op.revoked or not op.queueing.number for op in last_sent(client))
+    waiting.abandon()
+    assert all(op.revoked or not op.queueing.number for op in last_sent(client))
+
+
+def about_to_win(nodes: int = 3) -> tuple[SteppedClient, Any, list[Any]]:
+    """A client whose waiter has just been notified by all nodes and tries, its waiter, and the servers."""
+    client, other, servers = clients_over(nodes)
+    held = holds(other)
+    waiting = waits(client)
+    held.hold.end(held)
+    for node in other.nodes:
+        node.carry_out()
+    client.turn()
+    assert len(under_way(client, ACQUIRE)) == nodes
+    return client, waiting, servers
+
+
+def test_a_ticket_whose_owner_has_won_is_not_sent_again() -> None:
+    """The last node does not know the script, and says so after the others have granted."""
+    client, waiting, _ = about_to_win()
+    for node in client.nodes[:2]:
+        node.carry_out()
+    assert taken(waiting).held
+    (op,) = [op for op in (handler.op for _, handler in client.nodes[2].sent) if op.verb is ACQUIRE]
+    assert op.queueing.number == 0
+
+
+def test_a_late_grant_needs_no_withdrawal() -> None:
+    """A node that grants keeps no ticket."""
+    client, waiting, servers = about_to_win()
+    for node in client.nodes:
+        node.carry_out()
+    assert taken(waiting).held
+    assert not under_way(client)
+    assert not any(map(tickets, servers))
+
+
+def test_a_late_refusal_is_followed_by_a_withdrawal_there_alone() -> None:
+    """The node keeps the ticket."""
+    client, waiting, servers = about_to_win()
+    servers[2][NAME] = replace(servers[2][NAME], holds=(Entry("another's", None),))
+    for node in client.nodes:
+        node.carry_out()
+    tenure = taken(waiting)
+    assert tenure.held
+    assert [sum(op.verb is RELEASE for op, _ in node.sent) for node in client.nodes] == [0, 0, 1]
+    settle(client)
+    assert not any(map(tickets, servers))
+
+
+def test_a_try_without_a_majority_is_undone_once() -> None:
+    """One node has granted it. The ticket, whose place the hold took there, is put back. When the waiter leaves, its
+    ticket alone is withdrawn."""
+    client, _, servers = clients_over(3)
+    take_away(servers[:2], None, "a" * 32 + "|")
+    waiting = waits(client)
+    assert [len(tickets(each)) for each in servers] == [1] * 3
+    assert not servers[2][NAME].holds
+    (ticket,) = {each.id for server in servers for each in tickets(server)}
+    waiting.abandon()
+    assert [[op.id for op, _ in node.sent] for node in client.nodes] == [[ticket]] * 3
