@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -426,22 +427,77 @@ def test_a_late_vote_on_the_release_does_not_begin_the_pauses_anew() -> None:
     assert len(run.sent()) == 1
 
 
-def test_a_node_is_asked_again_twenty_times_at_most() -> None:
-    """The lease is long, and other attempts have the name there, one after the other."""
+def test_the_pauses_of_a_node_that_stays_taken() -> None:
+    """Twenty at most, which double up to two seconds. The lease is longer, and the name has one attempt there after the
+    other."""
     run = Run()
     run.hold.extend(10 * LEASE)
     settle(run.client)
     run.take(4)
     run.returns()
     settle(run.client)
-    asked = 0
-    for number in range(600):
+    asked = [run.clock.now()]
+    for number in range(6000):
         run.take(4, by=f"attempt {number}")
-        run.clock.advance(0.1)
-        asked += len(run.sent())
+        run.clock.advance(0.01)
+        if run.sent():
+            asked.append(run.clock.now())
         settle(run.client)
-    assert asked == TRIES
+    expected = [min(0.02 * 2**number, 2.0) for number in range(20)]
+    assert [after - before for before, after in pairwise(asked)] == pytest.approx(expected, abs=0.011)
     assert not run.followed
+
+
+@pytest.mark.parametrize("node", range(5))
+def test_each_node_gets_the_mark(node: int) -> None:
+    """Also if its vote is not the last one."""
+    run = Run()
+    run.free(node)
+    run.returns()
+    settle(run.client)
+    assert run.marked() == [True] * 5
+
+
+def test_a_mark_of_less_than_a_second_is_set() -> None:
+    """It ends with the others."""
+    run = Run()
+    run.free(4)
+    run.returns(within=0.5)
+    settle(run.client)
+    assert run.marked() == [True] * 5
+
+
+def test_a_node_that_was_silent_is_asked_after_a_pause() -> None:
+    """It is up. It may be busy: to ask it at once would not help."""
+    run = Run()
+    run.returns()
+    for node in run.client.nodes[:4]:
+        node.carry_out()
+    ((_, handler),) = run.client.nodes[4].sent
+    run.client.nodes[4].sent.clear()
+    handler.fail(4, TimeoutError("silent"), maybe=True)
+    assert not run.sent()
+    run.clock.advance(PAUSE)
+    assert len(run.sent()) == 1
+    settle(run.client)
+    assert run.marked() == [True] * 5
+
+
+def test_a_second_run_of_a_name_takes_the_place_of_the_first() -> None:
+    """The client has broken the first one's marks, and has run again. Nothing more is sent for the first run."""
+    run = Run()
+    run.take(4)
+    run.returns()
+    settle(run.client)
+    run.free(0, 1, 2, 3)
+    run.tenure = run.acquired()
+    run.returns()
+    for _ in range(10):
+        for op in run.sent():
+            assert op.id == run.hold.op.id
+        settle(run.client)
+        run.clock.advance(PAUSE)
+    assert run.followed == 1
 
 
 def test_a_mark_of_an_earlier_run_is_replaced_at_once() -> None:

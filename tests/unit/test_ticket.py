@@ -44,6 +44,17 @@ def test_a_grant_of_one_of_the_last_eight_sendings_counts() -> None:
     assert found == {number: (100.0 + number, 7) if number > 12 else None for number in range(1, 21)}
 
 
+def test_sendings_that_reached_no_node_are_not_among_the_last_eight() -> None:
+    """The connection was lost meanwhile."""
+    ticket = Ticket("a" * 32 + "|", has_own_id=False)
+    for number in range(1, 12):
+        ticket.send(Serve.GRANT, False, 1, 5.0, tasks=1)
+        if number not in (3, 5, 7):
+            ticket.was_sent(100.0 + number)
+    ticket.grant(1, 7)
+    assert ticket.take_grant() == (101.0, 7)
+
+
 def test_a_grant_counts_once_and_not_after_its_end() -> None:
     """The notice of the end may come before the grant was taken."""
     ticket = Ticket("a" * 32 + "|", has_own_id=False)
@@ -98,6 +109,7 @@ def test_a_ticket_that_is_sent_during_a_close_counts() -> None:
     tickets = Tickets()
     tickets.close()
     tickets.add("a1", owner_of("a"))
+    assert tickets.serve_at("a", Serve.WAKE) is Serve.NOBODY
     tickets.add("a1", owner_of("a"))
     assert tickets.serve_at("a", Serve.WAKE) is Serve.NOBODY
     tickets.remove("a1")
