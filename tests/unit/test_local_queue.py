@@ -18,8 +18,8 @@ from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ
 from asynclock.rules.semaphore import Semaphore
 from tests.support.fake_clock import FakeClock
-from tests.support.stepped_acquires import LEASE, asks, holds, taken, under_way, waits
-from tests.support.stepped_quorum import SteppedClient, clients_over, settle
+from tests.support.stepped_acquires import LEASE, asks, holds, taken, tickets, under_way, waits
+from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 PATIENCE = 5.0
 """Of a client, by default."""
@@ -68,9 +68,31 @@ def test_one_question_is_for_all_whose_time_is_up_soon() -> None:
     first = waits(client, timeout=6.0)
     client.clock.advance(0.45)
     second = waits(client, timeout=6.0)
-    assert len(questions(client, 6.2)) == 1
+    assert len(questions(client, 5.5)) == 1
+    assert not first.future.done()  # the name may become free until then
+    client.clock.advance(0.6)
     assert refused(first)
     assert refused(second)
+
+
+def test_a_waiter_with_a_short_timeout_is_refused_by_an_answer_of_just_now() -> None:
+    """A tenth of a second is recent enough for each. The first task does not ask again for it."""
+    client = taken_by_another()
+    client.clock.advance(0.01)
+    waiter = waits(client, timeout=0.05)
+    assert questions(client, 0.1) == []
+    assert refused(waiter)
+
+
+def test_no_question_comes_too_early_while_no_round_trip_is_known() -> None:
+    """The first task has no answer yet when the second comes."""
+    client, other, _ = clients_over(1)
+    holds(other)
+    asks(client)
+    waiter = asks(client, timeout=1.5)
+    settle(client)
+    assert questions(client, 1.6) == [pytest.approx(1.125, abs=0.011)]
+    assert refused(waiter)
 
 
 @pytest.mark.parametrize(("rtt", "until"), [(0.8, 0.4), (0.95, 0.1), (1.2, 0.0)])
@@ -109,7 +131,87 @@ def test_a_question_that_was_late_gets_more_time(late: float, waits_on: bool) ->
         settle(client)
         assert refused(waiter)
     else:
-        assert isinstance(waiter.future.exception(), QuorumUnavailable)
+        error = waiter.future.exception()
+        assert isinstance(error, QuorumUnavailable)
+        assert "node 0 has not answered yet" in str(error)
+
+
+def test_a_late_waiter_is_refused_by_the_next_answer() -> None:
+    """Whatever round trip was known when it began to wait for that answer."""
+    client = taken_by_another(rtt=0.8)
+    client.clock.advance(2.0)
+    waiter = waits(client, timeout=1.5)
+    client.clock.block(5.0)
+    client.clock.advance(0.0)
+    client.turn()
+    assert not waiter.future.done()
+    assert under_way(client, ACQUIRE)
+    settle(client)
+    assert refused(waiter)
+
+
+def test_a_majority_of_the_answers_refuses_a_waiter() -> None:
+    """The first task has renewed its ticket, and waits for the last node."""
+    client, other, _ = clients_over(3)
+    holds(other)
+    waits(client)
+    waiter = waits(client, timeout=6.0)
+    client.clock.advance(4.5)
+    client.turn()
+    for node in client.nodes[:2]:
+        node.carry_out()
+    client.clock.advance(1.5)
+    assert refused(waiter)
+
+
+def test_a_waiter_whose_time_is_up_while_its_node_is_connected_again() -> None:
+    """It gets the error of the lost connection at once. No answer can be waited for."""
+    client = taken_by_another()
+    waiter = waits(client, timeout=1.5)
+    client.clock.advance(1.0)
+    client.nodes[0].cut()
+    client.clock.advance(0.4)
+    client.turn()
+    assert not waiter.future.done()
+    client.clock.advance(0.1)
+    client.turn()
+    assert ended(waiter)
+
+
+def test_the_next_task_counts_those_behind_it() -> None:
+    """The first task gives up. The ticket of the next one says how many tasks wait, itself included."""
+    client, other, servers = clients_over(1)
+    holds(other)
+    first = waits(client)
+    for _ in range(3):
+        waits(client)
+    first.abandon()
+    settle(client)
+    assert [ticket.tasks for ticket in tickets(servers[0])] == [3]
+
+
+def test_a_waiter_that_was_just_cancelled_does_not_count() -> None:
+    """Its task will find that in this turn. The one before it takes a fence for itself alone."""
+    client, _, _ = clients_over(1)
+    first, second, third = holds(client), asks(client), asks(client)
+    third.future.cancel()
+    first.hold.end(first)
+    third.abandon()
+    settle(client)
+    tenure = taken(second)
+    assert tenure.hold.last_fence == tenure.fence
+
+
+def test_a_queue_ends_when_nobody_waits_in_it() -> None:
+    """Its asker has got the name, and the waiter behind it has left before."""
+    client, _, _ = clients_over(1)
+    asking, leaving = asks(client), asks(client)
+    assert client.machine.queues.by_name
+    leaving.abandon()
+    assert client.machine.queues.by_name
+    settle(client)
+    assert taken(asking).held
+    assert not client.machine.queues.by_name
 
 
 def test_only_a_waiter_with_a_timeout_has_a_timer() -> None:
@@ -163,6 +265,59 @@ def test_the_patience_counts_from_the_begin_of_an_outage() -> None:
     client.clock.advance(0.011)
     client.turn()
     assert all(map(ended, late))
+
+
+def test_the_patience_of_those_that_waited_before_begins_with_the_outage() -> None:
+    """They have waited for a minute. Then the node goes down, and the first task asks for its patience. Those that came
+    before the outage get its error then, and no sooner."""
+    client = taken_by_another()
+    (first,) = client.machine.under_way
+    second, third = waits(client), waits(client)
+    for _ in range(60):
+        client.clock.advance(1.0)
+        settle(client, *client.clients)
+    client.nodes[0].cut()
+    client.nodes[0].error = OSError("down")
+    client.machine.connected(True)
+    while client.machine.queues.by_name[NAME].outage is None:
+        client.clock.advance(0.01)
+        client.turn()
+    first.abandon()
+    client.turn()
+    for _ in range(round(PATIENCE / 0.01) - 2):
+        client.clock.advance(0.01)
+        client.turn()
+    assert not second.future.done()
+    assert not third.future.done()
+    client.clock.advance(0.03)
+    client.turn()
+    assert ended(second)
+    assert ended(third)
+
+
+def test_an_outage_is_over_with_an_answer() -> None:
+    """The node is back, and another client has the name. A waiter whose time is up then is refused."""
+    client, other, _ = clients_over(1)
+    holds(other)
+    client.nodes[0].error = OSError("down")
+    waits(client)
+    waiter = waits(client, timeout=3.0)
+    client.clock.advance(1.0)
+    client.turn()
+    client.nodes[0].back()
+    assert questions(client, 2.5)
+    assert refused(waiter)
+
+
+def test_a_waiter_whose_time_is_up_in_an_outage_gets_its_error() -> None:
+    """At once, and not after another try of the first task."""
+    client = down()
+    waiter = waits(client, timeout=2.0)
+    client.clock.advance(1.99)
+    client.turn()
+    assert not waiter.future.done()
+    client.clock.advance(0.011)
+    assert ended(waiter)
 
 
 def test_those_whose_patience_has_ended_send_nothing() -> None:
@@ -284,7 +439,7 @@ def test_only_one_asks_if_a_hold_ends_between_two_slices() -> None:
         assert turns.turn()
     assert not impatient[1].future.done()
     client.nodes[0].error = None
-    client.machine.queues.next_turn(["x"])
+    client.machine.queues.next_turn([NAME])
     while turns.turn():
         pass
     assert all(map(ended, impatient))
