@@ -393,6 +393,19 @@ def test_a_close_without_marks_does_not_wait() -> None:
     assert run.followed
     assert closing(run.client).done()
     assert not run.followed
+    assert closing(Run().client).done()
+
+
+def test_a_client_that_hangs_up_sends_no_more_marks() -> None:
+    """It has waited long enough. The marks of all its runs are given up."""
+    run = Run()
+    run.take(4)
+    run.returns()
+    settle(run.client)
+    assert run.clock.armed
+    run.client.machine.holds.done_marks.stop()
+    assert not run.followed
+    assert not run.clock.armed
 
 
 def test_the_first_pause_is_no_shorter_than_the_round_trip() -> None:
