@@ -146,6 +146,7 @@ def test_a_late_waiter_is_refused_by_the_next_answer() -> None:
     client.turn()
     assert not waiter.future.done()
     assert under_way(client, ACQUIRE)
+    client.clock.advance(0.01)
     settle(client)
     assert refused(waiter)
 
@@ -200,6 +201,20 @@ def test_a_waiter_that_was_just_cancelled_does_not_count() -> None:
     settle(client)
     tenure = taken(second)
     assert tenure.hold.last_fence == tenure.fence
+
+
+def test_a_waiter_that_was_just_cancelled_does_not_ask() -> None:
+    """The one behind it does. Else a release before a crowd of cancelled tasks would cost a round trip and an undo for
+    each of them."""
+    client, _, _ = clients_over(1)
+    first, second, third = holds(client), asks(client), asks(client)
+    second.future.cancel()
+    first.hold.end(first)
+    assert [op.verb for op in under_way(client)] == [RELEASE, ACQUIRE]
+    second.abandon()
+    assert [op.verb for op in under_way(client)] == [RELEASE, ACQUIRE]
+    settle(client)
+    assert taken(third).held
 
 
 def test_a_queue_ends_when_nobody_waits_in_it() -> None:
