@@ -58,6 +58,15 @@ def test_a_withdrawal_is_sent_as_a_script(nodes: int, answered: bool) -> None:
 
 
 @both
+def test_a_withdrawal_is_kept_for_the_lease_of_the_lock(nodes: int) -> None:
+    """A node that is down carries it out later. What it would remove is gone after that time."""
+    client, other, _ = clients_over(nodes)
+    holds(other)
+    waits(client, lease=12.0).abandon()
+    assert [op.lease for op in under_way(client, RELEASE)] == [12.0] * nodes
+
+
+@both
 def test_a_withdrawal_leaves_no_counter(nodes: int) -> None:
     """The name is taken by another program, and has no fences."""
     client, _, servers = clients_over(nodes)
