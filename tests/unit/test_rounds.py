@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from asynclock.protocol.hold import Tenure
-from asynclock.protocol.rounds import POLLED, fresh_for
+from asynclock.protocol.rounds import POLLED, RoundsAtOne, Wake, fresh_for
+from asynclock.protocol.terms import Terms
+from asynclock.quorum.ballot import WON, Ballot
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import ACQUIRE, RELEASE, WAIT, Op, State, polls
+from asynclock.rules.model import ACQUIRE, ID_LENGTH, RELEASE, WAIT, Notice, Op, State, polls
 from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import ReplyHandler
 from tests.support.stepped_acquires import LEASE, asks, holds, take_away, taken, tickets, under_way, waits
@@ -302,6 +305,71 @@ def test_a_lost_connection_does_not_change_the_ticket(nodes: int) -> None:
     client.clock.advance(1.0)
     settle(client, other)
     assert [[ticket.id for ticket in tickets(each)] for each in servers] == [[before]] * nodes
+
+
+# -- grants by a notice ------------------------------------------------------------------------------------------------
+
+
+class Owner:
+    """It does no more than to tell its rounds of their outcome."""
+
+    rounds: RoundsAtOne
+    terms: Terms
+
+    def notified(self, index: int, notice: Notice) -> None: ...
+    def wake(self, within: float, why: Wake) -> None: ...
+
+    def settled(self, ballot: Ballot) -> None:
+        self.rounds.on_reply(ballot)
+
+
+def test_a_notice_wins_a_ballot_at_the_time_of_its_sending() -> None:
+    """All votes of it are counted, so the hold that is made of it waits for none."""
+    client, other, _ = clients_over(1)
+    holds(other)
+    owner, began = Owner(), client.clock.now()
+    owner.terms = waits(client).terms
+    rounds = owner.rounds = RoundsAtOne(cast("Any", client), client.machine.tickets, owner.terms, owner)
+    rounds.send(math.inf, math.inf, False, False, 0, None)
+    settle(client)
+    assert rounds.take_grant() is None
+    client.clock.advance(3.0)
+    rounds.grant(1, 7)
+    found = rounds.take_grant()
+    assert found is not None
+    ballot, token = found
+    assert (ballot.outcome, ballot.sent, token) == (WON, began, 7)
+    assert ballot.complete
+
+
+@pytest.mark.parametrize("ended", [{"broken": True}, {"expired": True}], ids=lambda flags: next(iter(flags)))
+def test_a_grant_that_has_ended_before_it_was_taken_is_none(ended: dict[str, bool]) -> None:
+    """The notices of both come while the ticket is being renewed. Another client has the name by then."""
+    client, other, servers = clients_over(1)
+    held = holds(other)
+    waiting = waits(client)
+    client.clock.advance(LEASE / 3)
+    client.turn()
+    assert under_way(client, ACQUIRE)
+    held.hold.end(held)
+    other.nodes[0].carry_out()
+    (granted,) = servers[0][NAME].holds
+    client.machine.received(0, Notice(granted.id[:ID_LENGTH], 0, name=NAME, **ended))
+    take_away(servers, None)
+    settle(client)
+    assert not waiting.future.done()
+
+
+@both
+def test_a_waiter_without_fencing(nodes: int) -> None:
+    """Its first try is the server's own SET, which leaves no ticket. The next one does."""
+    client, other, servers = clients_over(nodes)
+    held = holds(other, fencing=False)
+    waiting = waits(client, fencing=False)
+    assert all(map(tickets, servers))
+    held.hold.end(held)
+    settle(other, client)
+    assert taken(waiting).held
 
 
 # -- clients without notices -------------------------------------------------------------------------------------------
