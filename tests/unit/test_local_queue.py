@@ -558,7 +558,11 @@ def test_names_that_were_given_away_before_are_forgotten() -> None:
     assert not names
 
 
-@pytest.mark.parametrize(("kind", "used"), [(FAIR, True), (READ, True), (Semaphore(2), True), (MUTEX, False)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "used"),
+    [(FAIR, True), (READ, True), (Semaphore(2), True), (MUTEX, False)],
+    ids=["fair", "read", "semaphore", "single node"],
+)
 def test_what_is_given_away_without_a_name_that_counts(kind: Kind, used: bool) -> None:
     """Fair and shared kinds come after the tickets by themselves, or need not; and a single node grants to a waiter
     at once."""
