@@ -477,3 +477,43 @@ def test_one_try_leaves_no_ticket() -> None:
     assert tenure.held
     assert held.held
     assert not any(map(tickets, servers))
+
+
+@both
+def test_one_try_for_a_name_that_is_held_leaves_no_ticket(nodes: int) -> None:
+    """No notice could be of use to it."""
+    client, other, servers = clients_over(nodes)
+    holds(other)
+    trying = asks(client, timeout=0)
+    assert not [op for op in under_way(client) if op.queueing.number]
+    settle(client)
+    assert trying.future.done()
+    assert not any(map(tickets, servers))
+
+
+def test_the_first_ticket_becomes_the_hold_without_a_question() -> None:
+    """The notice of a single node is enough."""
+    client, other, _ = clients_over(1)
+    held = holds(other)
+    waiting = waits(client)
+    held.hold.end(held)
+    other.nodes[0].carry_out()
+    assert taken(waiting).held
+    assert not under_way(client)
+
+
+def test_the_number_of_fences_of_a_ticket_stays_the_same() -> None:
+    """At a single node any sending of a ticket may be granted. Another task waits behind its owner by the time of the
+    renewal, and the first sending is granted while that is under way: its owner has one fence, above all before."""
+    client, other, _ = clients_over(1)
+    held = holds(other)
+    first, _ = waits(client), waits(client)
+    client.clock.advance(LEASE / 3)
+    client.turn()
+    assert under_way(client, ACQUIRE)
+    held.hold.end(held)
+    while other.nodes[0].sent:
+        other.nodes[0].carry_out()
+    settle(client)
+    tenure = taken(first)
+    assert held.fence < tenure.fence == tenure.hold.last_fence

@@ -147,6 +147,20 @@ def test_a_try_that_was_given_up_is_not_sent_again(nodes: int) -> None:
     assert all(op.revoked for op in last_sent(client))
 
 
+def test_no_earlier_round_of_an_id_is_sent_again() -> None:
+    """At a single node one release ends all rounds of a waiter."""
+    client, other, _ = clients_over(1)
+    holds(other)
+    waiting = asks(client)
+    rounds = last_sent(client)
+    settle(client)
+    client.clock.advance(LEASE / 3)
+    client.turn()
+    rounds += last_sent(client)
+    waiting.abandon()
+    assert all(op.revoked for op in rounds)
+
+
 @both
 def test_a_ticket_that_was_withdrawn_is_not_sent_again(nodes: int) -> None:
     """Its renewal is under way. It would stay at the head of the queue."""
