@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -392,3 +393,155 @@ def test_a_close_without_marks_does_not_wait() -> None:
     assert run.followed
     assert closing(run.client).done()
     assert not run.followed
+    assert closing(Run().client).done()
+
+
+def test_a_client_that_hangs_up_sends_no_more_marks() -> None:
+    """It has waited long enough. The marks of all its runs are given up."""
+    run = Run()
+    run.take(4)
+    run.returns()
+    settle(run.client)
+    assert run.clock.armed
+    run.client.machine.holds.done_marks.stop()
+    assert not run.followed
+    assert not run.clock.armed
+
+
+def test_the_first_pause_is_no_shorter_than_the_round_trip() -> None:
+    """A node is far away: to ask it sooner would only make more ops."""
+    run = Run()
+    run.take(3, 4)
+    run.returns()
+    run.clock.advance(0.3)
+    settle(run.client)
+    run.clock.advance(0.29)
+    assert not run.sent()
+    run.clock.advance(0.02)
+    assert len(run.sent()) == 2
+
+
+def test_a_late_vote_on_the_release_does_not_begin_the_pauses_anew() -> None:
+    """Another node has been asked twice by then."""
+    run = Run()
+    run.take(3)
+    run.returns()
+    for node in run.client.nodes[:4]:
+        node.carry_out()
+    run.clock.advance(PAUSE)
+    run.client.nodes[3].carry_out()
+    run.clock.advance(PAUSE / 2)
+    run.client.nodes[4].carry_out()
+    run.clock.advance(1.5 * PAUSE)
+    run.client.nodes[3].carry_out()
+    run.clock.advance(3.9 * PAUSE)
+    assert not run.sent()
+    run.clock.advance(0.2 * PAUSE)
+    assert len(run.sent()) == 1
+
+
+def test_the_pauses_of_a_node_that_stays_taken() -> None:
+    """Twenty at most, which double up to two seconds. The lease is longer, and the name has one attempt there after the
+    other."""
+    run = Run()
+    run.hold.extend(10 * LEASE)
+    settle(run.client)
+    run.take(4)
+    run.returns()
+    settle(run.client)
+    asked = [run.clock.now()]
+    for number in range(6000):
+        run.take(4, by=f"attempt {number}")
+        run.clock.advance(0.01)
+        if run.sent():
+            asked.append(run.clock.now())
+        settle(run.client)
+    expected = [min(0.02 * 2**number, 2.0) for number in range(20)]
+    assert [after - before for before, after in pairwise(asked)] == pytest.approx(expected, abs=0.011)
+    assert not run.followed
+
+
+@pytest.mark.parametrize("node", range(5))
+def test_each_node_gets_the_mark(node: int) -> None:
+    """Also if its vote is not the last one."""
+    run = Run()
+    run.free(node)
+    run.returns()
+    settle(run.client)
+    assert run.marked() == [True] * 5
+
+
+def test_a_mark_of_less_than_a_second_is_set() -> None:
+    """It ends with the others."""
+    run = Run()
+    run.free(4)
+    run.returns(within=0.5)
+    settle(run.client)
+    assert run.marked() == [True] * 5
+
+
+def test_a_node_that_was_silent_is_asked_after_a_pause() -> None:
+    """It is up. It may be busy: to ask it at once would not help."""
+    run = Run()
+    run.returns()
+    for node in run.client.nodes[:4]:
+        node.carry_out()
+    ((_, handler),) = run.client.nodes[4].sent
+    run.client.nodes[4].sent.clear()
+    handler.fail(4, TimeoutError("silent"), maybe=True)
+    assert not run.sent()
+    run.clock.advance(PAUSE)
+    assert len(run.sent()) == 1
+    settle(run.client)
+    assert run.marked() == [True] * 5
+
+
+def test_a_second_run_of_a_name_takes_the_place_of_the_first() -> None:
+    """The client has broken the first one's marks, and has run again. Nothing more is sent for the first run."""
+    run = Run()
+    run.take(4)
+    run.returns()
+    settle(run.client)
+    run.free(0, 1, 2, 3)
+    run.tenure = run.acquired()
+    run.returns()
+    for _ in range(10):
+        for op in run.sent():
+            assert op.id == run.hold.op.id
+        settle(run.client)
+        run.clock.advance(PAUSE)
+    assert run.followed == 1
+
+
+def test_a_mark_of_an_earlier_run_is_replaced_at_once() -> None:
+    """Its node lacks the mark of this run, and no owner has the name there. The marks end together."""
+    run = Run()
+    run.servers[4][NAME] = State(holds=(Entry(DONE, run.clock.wall() + 10.0),))
+    run.returns()
+    settle(run.client)
+    assert not run.followed
+    ends = [each[NAME].holds[0].ends or 0.0 for each in run.servers]
+    assert max(ends) - min(ends) < 0.001
+
+
+def test_a_vote_on_the_release_after_a_break_changes_nothing() -> None:
+    """This client has broken the name meanwhile: no free name is marked any more."""
+    run = Run()
+    run.free(4)
+    run.returns()
+    for node in run.client.nodes[:4]:
+        node.carry_out()
+    run.client.machine.holds.done_marks.forget(NAME)
+    run.client.nodes[4].carry_out()
+    assert not run.sent()
+    assert not run.marked()[4]
+
+
+def test_four_thousand_runs_are_followed_at_once() -> None:
+    """One more, and the oldest is given up."""
+    run = Run(3)
+    marks = run.client.machine.holds.done_marks
+    for number in range(4097):
+        op = Op(RELEASE, run.hold.op.kind, str(number), run.hold.op.id, 30.0, rest=WITHIN, done=True)
+        marks.ask(op, 3.0, None, False)
+    assert len(marks) == 4096

@@ -31,6 +31,57 @@ def test_an_undo_puts_the_ticket_back_as_it_was() -> None:
     assert sent.number == 0  # it is not sent again
 
 
+def test_a_grant_of_one_of_the_last_eight_sendings_counts() -> None:
+    """An older one is no longer fresh: its hold could end before the client believes."""
+    ticket = Ticket("a" * 32 + "|", has_own_id=False)
+    for number in range(1, 21):
+        assert ticket.send(Serve.GRANT, False, 1, 5.0, tasks=1).number == number
+        ticket.was_sent(100.0 + number)
+    found = dict[int, tuple[float, int] | None]()
+    for number in range(1, 21):
+        ticket.grant(number, 7)
+        found[number] = ticket.take_grant()
+    assert found == {number: (100.0 + number, 7) if number > 12 else None for number in range(1, 21)}
+
+
+def test_sendings_that_reached_no_node_are_not_among_the_last_eight() -> None:
+    """The connection was lost meanwhile."""
+    ticket = Ticket("a" * 32 + "|", has_own_id=False)
+    for number in range(1, 12):
+        ticket.send(Serve.GRANT, False, 1, 5.0, tasks=1)
+        if number not in (3, 5, 7):
+            ticket.was_sent(100.0 + number)
+    ticket.grant(1, 7)
+    assert ticket.take_grant() == (101.0, 7)
+
+
+def test_a_grant_counts_once_and_not_after_its_end() -> None:
+    """The notice of the end may come before the grant was taken."""
+    ticket = Ticket("a" * 32 + "|", has_own_id=False)
+    ticket.send(Serve.GRANT, False, 1, 5.0, tasks=1)
+    ticket.was_sent(100.0)
+    assert not ticket.granted
+    ticket.grant(1, 7)
+    assert ticket.granted
+    assert ticket.take_grant() == (100.0, 7)
+    assert ticket.take_grant() is None
+    ticket.grant(1, 7)
+    ticket.drop_grant()
+    assert not ticket.granted
+    assert ticket.take_grant() is None
+
+
+@pytest.mark.parametrize(
+    ("orders", "order"), [([], 50), ([9], 9), ([1, 9], 9), ([1, 5, 9], 5), ([1, 2, 5, 8, 9], 5), ([1, 2, 3, 7], 3)]
+)
+def test_a_ticket_takes_the_median_of_its_order_keys(orders: list[int], order: int) -> None:
+    """A minority of the nodes whose clocks are wrong does not move it."""
+    ticket = Ticket("a" * 32 + "|", has_own_id=True, order=50)
+    ticket.set_queue_order(orders)
+    assert ticket.order == order
+    assert ticket.send(Serve.WAKE, False, 1, 5.0, tasks=1).order == order
+
+
 def owner_of(name: str) -> Any:
     """An acquisition of that name."""
     return SimpleNamespace(terms=SimpleNamespace(name=name))
@@ -58,6 +109,7 @@ def test_a_ticket_that_is_sent_during_a_close_counts() -> None:
     tickets = Tickets()
     tickets.close()
     tickets.add("a1", owner_of("a"))
+    assert tickets.serve_at("a", Serve.WAKE) is Serve.NOBODY
     tickets.add("a1", owner_of("a"))
     assert tickets.serve_at("a", Serve.WAKE) is Serve.NOBODY
     tickets.remove("a1")
