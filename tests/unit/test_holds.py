@@ -3,52 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import pytest
 
 from asynclock.protocol import hold as holds
 from asynclock.protocol.hold import Hold, Tenure
 from asynclock.protocol.watchdog import TICK, Due
-from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Op, State
-from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
-
-LEASE = 30.0
-OTHER = State(holds=(Entry("another's", None),))
-
-
-class Held:
-    """A client that holds the name, and its servers. `taken`: the nodes where another attempt has the name."""
-
-    def __init__(self, nodes: int = 3, taken: Iterable[int] = ()) -> None:
-        self.client, _, self.servers = clients_over(nodes)
-        self.clock = self.client.clock
-        for each in taken:
-            self.servers[each][NAME] = OTHER
-        self.tenure = acquired(self.client)
-
-    @property
-    def hold(self) -> Hold:
-        return self.tenure.hold
-
-    def extend(self, length: float) -> None:
-        """The program extends it."""
-        self.hold.extend(length)
-        settle(self.client)
-
-    def wait(self, seconds: float, step: float = 0.1) -> None:
-        """Time passes, and each op is carried out."""
-        for _ in range(round(seconds / step)):
-            self.clock.advance(step)
-            settle(self.client)
-
-
-def acquired(client: SteppedClient) -> Tenure:
-    acquisition = client.acquire()
-    settle(client)
-    tenure = acquisition.take()
-    assert isinstance(tenure, Tenure)
-    return tenure
+from asynclock.rules.model import ACQUIRE, RELEASE, Op, State
+from tests.support.held import LEASE, Held
+from tests.support.stepped_quorum import NAME, SteppedNode, settle
 
 
 def heals(held: Held, node: SteppedNode) -> list[tuple[float, float]]:
