@@ -39,6 +39,14 @@ def test_each_node_gets_the_release_if_none_has_failed() -> None:
     assert released(Held(5, taken=[3], late=[4])) == [True] * 5
 
 
+def test_a_node_that_has_refused_the_hold_gets_no_release_beside_one_that_has_failed() -> None:
+    """It got the token, which is no hold. The second attempt there has not begun."""
+    held = Held(5, taken=[3], down=[4])
+    settle(held.client)
+    held.nodes[4].back()
+    assert released(held) == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize("maybe", [False, True])
 def test_a_node_that_fails_after_the_grant_gets_the_release_if_it_may_have_the_hold(maybe: bool) -> None:
     """The acquire had its majority, another node granted it late, and this one is the last to answer."""
@@ -92,13 +100,19 @@ def test_a_node_that_granted_an_earlier_round_of_an_adoption_gets_the_release(fi
 
 @pytest.mark.parametrize("fencing", [False, True])
 def test_a_hold_without_fencing_sends_no_token(fencing: bool) -> None:
-    """A node would store it. Its release looks at the queue, because its acquire did not."""
-    held = Held(1, fencing=fencing)
-    token = held.hold.last_fence if fencing else 0
-    held.hold.extend(LEASE)
-    held.hold.end(held.tenure)
-    extend, release = (op for op, _ in held.nodes[0].sent)
-    assert (extend.fence, release.fence) == (token, token)
+    """Another node would store it. Also where each grant of a store has a number. Its release looks at the queue,
+    because its acquire did not."""
+    client, _, _ = clients_over(1)
+    [node] = client.nodes
+    acquisition = acquiring(client, fencing=fencing)
+    [(_, handler)] = node.sent
+    node.sent.clear()
+    handler.answer(0, (7, False))
+    tenure = taken_by(acquisition)
+    tenure.hold.extend(LEASE)
+    tenure.hold.end(tenure)
+    extend, release = (op for op, _ in node.sent)
+    assert [extend.fence, release.fence] == [7 if fencing else 0] * 2
     assert release.queueing.looks is not fencing
 
 
@@ -197,15 +211,18 @@ def test_a_hold_keeps_nothing_of_its_acquire_that_it_does_not_need(order: Sequen
     assert not any(each is hold for each in gc.get_referrers(ballot))
 
 
-@pytest.mark.parametrize("ends", ["released", "detached", "lost", "dropped"])
+@pytest.mark.parametrize("ends", ["released", "detached", "lost", "expired", "dropped"])
 def test_the_watchdog_forgets_a_hold_that_is_over(ends: str) -> None:
-    """It has each hold once, however often that was extended and renewed."""
+    """It has each hold once, whatever has changed the time of its next check. A hold that is over has no tenures."""
     held = Held()
     held.wait(2 * LEASE, step=1.0)
     held.extend()
+    held.enter_again(max_hold=5.0)
     assert held.watched == [held.hold]
+    hold = held.hold
     end(held, ends)
     assert held.watched == []
+    assert hold.tenures == []
 
 
 def test_a_check_of_a_hold_that_is_over_does_nothing() -> None:
@@ -218,6 +235,22 @@ def test_a_check_of_a_hold_that_is_over_does_nothing() -> None:
     assert held.asked(EXTEND) == [False] * 3
     assert held.losses == []
     assert held.watched == []
+
+
+def test_a_hold_that_was_won_too_late_sends_nothing_but_its_release() -> None:
+    """The answers of the nodes took longer than the lease. One node answers even later, and refuses."""
+    client, _, servers = clients_over(3)
+    acquisition = acquiring(client)
+    servers[2][NAME] = OTHER
+    [(acquire, _)] = client.nodes[2].sent
+    client.clock.block(2 * LEASE)
+    for node in client.nodes[:2]:
+        node.carry_out()
+    client.turn()
+    client.nodes[2].carry_out()
+    client.turn()
+    assert not acquisition.future.done()
+    assert {op.verb for node in client.nodes for op, _ in node.sent if op.id == acquire.id} == {RELEASE}
 
 
 def test_a_hold_is_lost_for_the_first_reason() -> None:
@@ -239,6 +272,9 @@ def end(held: Held, how: str) -> None:
         hold.detach(held.tenure)
     elif how == "lost":
         hold.lose("taken")
+    elif how == "expired":
+        held.clock.block(2 * LEASE)
+        hold.check(held.now)
     else:
         weak = held.tenure.weak_self
         del held.tenure

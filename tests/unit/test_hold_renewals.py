@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from asynclock import LockLost
 from asynclock.events import Renewed
+from asynclock.protocol.watchdog import TICK
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import ACQUIRE, EXTEND, Verb
 from tests.support.held import LEASE, Held, acquiring, sent_to
-from tests.support.stepped_quorum import settle
+from tests.support.stepped_quorum import NAME, settle
 
 STRANGER = "f" * 32
 """The random part of the id of another hold."""
@@ -54,6 +56,32 @@ def test_a_renewal_that_waits_in_the_queue_of_the_client_is_not_sent_twice() -> 
     renewal.begin(held.now)
     held.clock.advance(5.0)
     assert len(node.sent) > 1
+
+
+def test_a_renewal_that_failed_in_the_queue_of_the_client_is_sent_again() -> None:
+    """Its node has lost its connection."""
+    held = Held(1)
+    held.clock.advance(10.0)
+    [(_, renewal)] = held.nodes[0].sent
+    assert isinstance(renewal, Ballot)
+    renewal.defer(lambda: OSError("it waits"))
+    held.fail(0)
+    held.clock.advance(5.0)
+    assert held.asked(EXTEND) == [True]
+
+
+@pytest.mark.parametrize("extends", [False, True])
+@pytest.mark.parametrize("renew", [False, True])
+def test_it_is_renewed_when_a_third_of_its_lease_has_passed(renew: bool, extends: bool) -> None:
+    """Counted from the last renewal, or from the extension of the program. With renew=False the program extends it
+    alone."""
+    held = Held(renew=renew)
+    if extends:
+        held.clock.advance(5.0)
+        held.extend()
+    third = LEASE / 3
+    due = [pytest.approx(number * third, abs=1.0) for number in (1, 2, 3)]
+    assert times_of(held, 0, EXTEND, 3.1 * third) == (due if renew else [])
 
 
 @pytest.mark.parametrize("renew", [False, True])
@@ -110,6 +138,20 @@ def test_a_refusal_after_the_end_of_its_round_ends_the_hold_at_once() -> None:
     assert held.losses == ["expired"]
 
 
+def test_a_refusal_in_an_open_round_ends_the_hold_when_it_would_have_ended_without_it() -> None:
+    """One of three nodes has never had it, and another one has lost it. A grant that is still to come cannot make up
+    for that any more at the end that the hold had, which is before the end of the round."""
+    held = Held(down=[2], renew=False)
+    held.lose_key(1)
+    held.clock.block(held.tenure.ends - held.now - 1.0)
+    held.hold.extend(LEASE)
+    held.answer(1)
+    held.clock.advance(0.9)
+    assert held.losses == []
+    held.clock.advance(0.1 + TICK)
+    assert held.losses == ["expired"]
+
+
 def test_a_late_refusal_of_the_acquire_does_not_end_a_hold_before_its_renewal_is_decided() -> None:
     """Three of five nodes have granted it, and one of them has lost it: it refuses the renewal. Of the two others, one
     has refused the acquire, and the other one has granted it: with that one, the hold is at three nodes again."""
@@ -152,6 +194,18 @@ def test_a_node_that_has_it_again_no_longer_counts_as_one_that_refused() -> None
     assert held.losses == []
 
 
+def test_a_node_that_was_asked_again_in_vain_counts_as_one_that_refused() -> None:
+    """It refused the program's extension, and then the second attempt after the contested win. Then another node loses
+    the hold: a majority has refused, and the owner learns it at once."""
+    held = Held(taken=[2])
+    held.extend()
+    held.wait(0.5, step=0.01)
+    held.lose_key(1)
+    held.hold.extend(LEASE)
+    held.answer(1)
+    assert held.losses == ["taken"]
+
+
 def test_a_node_that_is_healed_after_a_renewal_counts_from_the_next_one() -> None:
     """It may have lost more than one key. Before that, another node loses the hold."""
     held = Held()
@@ -186,6 +240,19 @@ def test_an_error_of_the_acquire_is_no_reason_of_a_loss() -> None:
     held.clock.block(2 * LEASE)
     held.tenure.check_clock()
     assert loss_of(held).errors == {}
+
+
+def test_the_error_of_a_closed_client_has_what_the_nodes_said_before() -> None:
+    """A node had failed the last renewal. That it grants the next one after the close changes nothing."""
+    held = Held()
+    held.hold.extend(LEASE)
+    for node in (0, 1):
+        held.fail(node)
+    held.hold.extend(LEASE)
+    held.client.machine.begin_close()
+    held.client.machine.close_hold(held.hold)
+    settle(held.client)
+    assert {*loss_of(held).errors} == {"node 0", "node 1"}
 
 
 def test_the_error_of_a_refused_release_has_what_each_node_said() -> None:
@@ -233,6 +300,23 @@ def test_the_error_names_the_operator_that_broke_it(order: list[str]) -> None:
     settle(held.client)
     assert held.losses == ["broken"]
     assert "host, pid 7 ('note') broke it" in str(loss_of(held))
+
+
+def test_a_broken_hold_is_over_at_the_moment_of_its_end() -> None:
+    """One of three nodes has missed the last renewal. At the moment at which the hold ends there, an operator breaks it
+    at another node. The owner is told so, and not that it has expired."""
+    held = Held(renew=False)
+    ends = held.tenure.ends
+    held.clock.block(5.0)
+    held.hold.extend(LEASE)
+    held.fail(2)
+    held.answer(0, 1)
+    held.clock.block(ends - held.now)
+    assert held.tenure.held
+    held.lose_key(1)
+    held.notify(1, broken=True)
+    held.answer(1)
+    assert held.losses == ["broken"]
 
 
 def test_a_break_of_a_hold_that_is_over_asks_nothing() -> None:
@@ -303,13 +387,14 @@ def test_a_hold_without_fencing_is_sent_to_no_more_nodes() -> None:
     assert held.has_it() == [True, True, False]
 
 
-def test_a_node_that_refuses_a_renewal_late_gets_the_hold() -> None:
-    """The others have renewed it already."""
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_a_node_that_refuses_a_renewal_gets_the_hold(order: Sequence[int]) -> None:
+    """Also if the others have renewed it already."""
     held = Held()
     held.lose_key(2)
     held.hold.extend(LEASE)
-    held.answer(0, 1)
-    held.answer(2)
+    held.answer(*order)
+    settle(held.client)
     assert held.has_it() == [True, True, True]
 
 
@@ -322,6 +407,14 @@ def test_a_node_gets_nothing_after_the_release() -> None:
     held.hold.end(held.tenure)
     held.nodes[2].carry_out()
     assert [op.verb for op, _ in held.nodes[2].sent] == [Verb.RELEASE]
+    assert held.watched == []
+
+
+def test_a_node_that_refused_the_hold_gets_its_token() -> None:
+    """So the next token there is greater, whoever gets it."""
+    held = Held(taken=[2])
+    settle(held.client)
+    assert [server[NAME].fence for server in held.servers] == [held.tenure.fence] * 3
 
 
 def test_a_command_to_one_node_has_as_much_time_as_one_to_all() -> None:

@@ -28,15 +28,15 @@ def heals(held: Held, node: SteppedNode) -> list[tuple[float, float]]:
 
 
 def test_a_heal_after_a_contested_win_lasts_as_long_as_the_hold() -> None:
-    """The program has extended the hold by two leases, so no renewal is due when the first lease would have ended. A
-    heal with a lease of 0 or less could leave a key without expiry."""
+    """And not longer, but for what clocks may differ. The program has extended the hold by two leases, so no renewal is
+    due when the first lease would have ended. A heal with a lease of 0 or less could leave a key without expiry."""
     held = Held(taken=[2])
     sent = heals(held, held.client.nodes[2])
     held.wait(0.5)
     held.extend(2 * LEASE)
     held.wait(LEASE + 3)
     assert len(sent) > 10
-    assert all(lease >= rest > 0 for lease, rest in sent)
+    assert all(1.02 * rest + 0.01 > lease >= rest > 0 for lease, rest in sent)
 
 
 def test_a_heal_after_a_renewal_lasts_as_long_as_the_hold() -> None:
@@ -71,6 +71,17 @@ def test_a_hold_that_the_renewal_thread_has_lost_is_checked_at_once() -> None:
     held.hold.renew_soon(held.clock.now() + 1.0)
     held.clock.advance(TICK)
     assert held.client.losses == ["expired"]
+
+
+def test_a_refusal_of_a_hold_that_the_renewal_thread_has_lost_raises_nothing() -> None:
+    """It is the first refusal that the loop counts, and no majority has refused: the hold has expired."""
+    held = Held()
+    held.lose_key(2)
+    held.hold.valid_until = -math.inf  # as the thread does
+    held.hold.extend(LEASE)
+    held.answer(2)
+    held.clock.advance(LEASE)
+    assert held.losses == ["expired"]
 
 
 def releases(held: Held) -> list[float]:
