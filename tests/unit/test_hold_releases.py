@@ -215,9 +215,10 @@ def test_a_hold_keeps_nothing_of_its_acquire_that_it_does_not_need(order: Sequen
 def test_the_watchdog_forgets_a_hold_that_is_over(ends: str) -> None:
     """It has each hold once, whatever has changed the time of its next check. A hold that is over has no tenures."""
     held = Held()
+    held.enter_again(max_hold=5.0)
+    assert held.watched == [held.hold]
     held.wait(2 * LEASE, step=1.0)
     held.extend()
-    held.enter_again(max_hold=5.0)
     assert held.watched == [held.hold]
     hold = held.hold
     end(held, ends)

@@ -255,6 +255,16 @@ def test_the_error_of_a_closed_client_has_what_the_nodes_said_before() -> None:
     assert {*loss_of(held).errors} == {"node 0", "node 1"}
 
 
+def test_the_error_of_a_closed_client_has_what_a_node_says_later() -> None:
+    """A renewal was under way as the client closed."""
+    held = Held()
+    held.hold.extend(LEASE)
+    held.client.machine.begin_close()
+    held.client.machine.close_hold(held.hold)
+    held.fail(0)
+    assert {*loss_of(held).errors} == {"node 0"}
+
+
 def test_the_error_of_a_refused_release_has_what_each_node_said() -> None:
     """The client learns of its loss from the release only."""
     held = Held()

@@ -8,13 +8,14 @@ from weakref import ref
 
 import pytest
 
-from asynclock import LockLost
+from asynclock import LockLost, LockNotHeld
 from asynclock._errors import Reason
 from asynclock.events import Detached, Released
 from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import RELEASE, Serve
+from spec.machine import Task
 from tests.support.held import LEASE, Held, acquiring, taken_by
-from tests.support.stepped_quorum import clients_over, settle
+from tests.support.stepped_quorum import NAME, clients_over, settle
 
 PAST: dict[str, float | None] = {"expired": None, "max_hold": 10.0}
 """What a loss is called, and the max_hold that it takes."""
@@ -61,6 +62,26 @@ def test_a_hold_whose_max_hold_is_over_is_not_passed_on(over: bool) -> None:
     held.clock.block(held.tenure.until - held.now if over else 0.003)
     assert (held.hold.end(held.tenure) is None) is not over
     assert waiting.future.done() is not over
+
+
+@pytest.mark.parametrize(("ends", "words"), [("end", "was released already"), ("detach", "was detached")])
+def test_the_error_of_a_tenure_that_was_given_back_says_how(ends: str, words: str) -> None:
+    """Its use afterwards is a mistake of the program, and no loss."""
+    held = Held()
+    getattr(held.hold, ends)(held.tenure)
+    error = held.tenure.error()
+    assert isinstance(error, LockNotHeld)
+    assert words in str(error)
+
+
+def test_it_belongs_to_the_task_that_has_entered_its_block() -> None:
+    """Another task has acquired it. The one in the block would wait for itself if it asked for the name."""
+    held, entered = Held(), Task()
+    holds, acquired = held.client.machine.holds, held.tenure.task
+    assert holds.has_of_task(NAME, acquired)
+    held.tenure.enter(entered, lambda reason: None)
+    assert holds.has_of_task(NAME, entered)
+    assert not holds.has_of_task(NAME, acquired)
 
 
 def test_a_failed_renewal_leaves_it_open_and_unknown() -> None:
