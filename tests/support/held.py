@@ -10,6 +10,7 @@ from typing import Any
 from asynclock._options import LockSettings
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.hold import Hold, Tenure
+from asynclock.protocol.machine import Claim
 from asynclock.protocol.terms import Terms
 from asynclock.rules.model import ID_LENGTH, Entry, Notice, Op, State, Ticket, Verb
 from asynclock.rules.mutex import MUTEX
@@ -156,9 +157,9 @@ def acquiring(client: SteppedClient, owner: Hashable = None, **options: Any) -> 
     return acquisition
 
 
-def taken_by(acquisition: Acquisition) -> Tenure:
+def taken_by(claim: Claim) -> Tenure:
     """What it got."""
-    tenure = acquisition.take()
+    tenure = claim.take()
     assert isinstance(tenure, Tenure)
     return tenure
 

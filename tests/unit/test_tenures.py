@@ -126,15 +126,16 @@ async def test_it_keeps_no_waiter_that_has_gone() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_its_owner_is_called_once_with_the_reason_of_its_loss(lost: bool) -> None:
+@pytest.mark.parametrize("reason", ["taken", "closed"])
+def test_its_owner_is_called_once_with_the_reason_of_its_loss(reason: Reason, lost: bool) -> None:
     """Also an owner that asks for the call when the tenure is lost already."""
     held, told = Held(), list[LockLost]()
     if lost:
-        held.hold.lose("taken")
+        held.hold.lose(reason)
     held.tenure.call_on_loss(told.append)
     assert len(told) == lost
-    held.hold.lose("taken")
-    assert [error.reason for error in told] == ["taken"]
+    held.hold.lose(reason)
+    assert [error.reason for error in told] == [reason]
 
 
 def test_an_owner_that_releases_is_not_called() -> None:
