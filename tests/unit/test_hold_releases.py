@@ -226,6 +226,19 @@ def test_the_watchdog_forgets_a_hold_that_is_over(ends: str) -> None:
     assert hold.tenures == []
 
 
+def test_the_watchdog_has_a_hold_that_was_passed_on_once() -> None:
+    """max_hold of its next owner is over in another tick of the watchdog."""
+    held = Held()
+    held.clock.block(0.008)
+    waiting = held.next_owner(max_hold=2.0)
+    held.clock.block(0.004)
+    assert held.hold.end(held.tenure) is None
+    held.tenure = taken_by(waiting)
+    assert held.watched == [held.hold]
+    held.hold.end(held.tenure)
+    assert held.watched == []
+
+
 def test_a_check_of_a_hold_that_is_over_does_nothing() -> None:
     """The watchdog may still have it. It is neither renewed nor lost."""
     held = Held()
@@ -252,6 +265,20 @@ def test_a_hold_that_was_won_too_late_sends_nothing_but_its_release() -> None:
     client.turn()
     assert not acquisition.future.done()
     assert {op.verb for node in client.nodes for op, _ in node.sent if op.id == acquire.id} == {RELEASE}
+
+
+def test_a_hold_that_was_lost_is_not_passed_on() -> None:
+    """Its owner releases it after the next task has got a hold of its own, for which a third task waits."""
+    held = Held()
+    second = held.next_owner()
+    lost, tenure = held.hold, held.tenure
+    held.lose_key(0, 1, 2)
+    lost.lose("broken")
+    settle(held.client)
+    third = acquiring(held.client)
+    assert taken_by(second).held
+    assert lost.end(tenure) is not None
+    assert not third.future.done()
 
 
 def test_a_hold_is_lost_for_the_first_reason() -> None:

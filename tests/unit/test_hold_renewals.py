@@ -242,6 +242,24 @@ def test_an_error_of_the_acquire_is_no_reason_of_a_loss() -> None:
     assert loss_of(held).errors == {}
 
 
+def test_the_error_has_the_facts_of_the_moment_of_the_loss() -> None:
+    """The time without a renewal counts from the last one that a majority has granted, to the loss and not to the use
+    that raises the error. The errors of a node before that renewal are not of interest."""
+    held = Held()
+    held.hold.extend(LEASE)
+    for node in (0, 1, 2):
+        held.fail(node)
+    held.wait(12.0)
+    for node in held.nodes[1:]:
+        node.cut()
+    held.wait(LEASE)
+    text = str(loss_of(held))
+    assert "no majority of the nodes renewed it for 29.7 s" in text
+    assert "is away" not in text
+    held.clock.block(100.0)
+    assert str(loss_of(held)) == text
+
+
 def test_the_error_of_a_closed_client_has_what_the_nodes_said_before() -> None:
     """A node had failed the last renewal. That it grants the next one after the close changes nothing."""
     held = Held()

@@ -89,14 +89,15 @@ def releases(held: Held) -> list[float]:
     return [op.lease for node in held.client.nodes for op, _ in node.sent if op.verb is RELEASE]
 
 
-def test_a_release_is_kept_for_the_longest_lease_that_was_asked_for() -> None:
+@pytest.mark.parametrize("extensions", [(), (10 * LEASE, LEASE)])
+def test_a_release_is_kept_for_the_longest_lease_that_was_asked_for(extensions: tuple[float, ...]) -> None:
     """A node that cannot be reached keeps an undelivered release for the lease that it names, and its key for the
     longest lease. A shorter extension after a longer one does not shorten it."""
     held = Held()
-    held.extend(10 * LEASE)
-    held.extend(LEASE)
+    for length in extensions:
+        held.extend(length)
     held.hold.end(held.tenure)
-    assert releases(held) == [10 * LEASE] * 3
+    assert releases(held) == [max(LEASE, *extensions, 0.0)] * 3
 
 
 def test_the_release_of_a_client_that_closes_is_kept_for_the_longest_lease() -> None:

@@ -51,7 +51,19 @@ def test_it_is_over_from_the_moment_of_its_end(reason: Reason) -> None:
     assert reason_of(tenure) == reason
     tenure.check_clock()
     assert held.losses == [reason]
+    assert tenure.ended_early is (reason == "expired")
     assert reason_of(tenure) == reason
+
+
+def test_it_is_not_held_in_a_forked_child() -> None:
+    """The hold is that of the parent. A use of it is a mistake of the program, and no loss."""
+    held = Held()
+    held.client.forked = True
+    assert held.tenure.open
+    assert not held.tenure.held
+    error = held.tenure.error()
+    assert isinstance(error, LockNotHeld)
+    assert "was acquired before a fork" in str(error)
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -147,13 +159,15 @@ def test_an_owner_that_releases_is_not_called() -> None:
     assert told == []
 
 
-def test_a_body_that_has_ended_is_not_interrupted() -> None:
-    """Its tenure is lost before it is released."""
+@pytest.mark.parametrize("left", [False, True])
+def test_a_loss_interrupts_the_body_until_that_has_ended(left: bool) -> None:
+    """The body is told the reason. Its tenure is released a little after its end."""
     held, told = Held(), list[Reason]()
     held.tenure.enter(held.tenure.task, told.append)
-    held.tenure.leave()
+    if left:
+        held.tenure.leave()
     held.hold.lose("taken")
-    assert told == []
+    assert told == ([] if left else ["taken"])
 
 
 @pytest.mark.parametrize("ends", ["released", "detached", "lost"])
@@ -180,6 +194,18 @@ def test_a_tenure_that_no_caller_took_has_no_event() -> None:
     held.tenure.mark_untaken()
     held.hold.end(held.tenure)
     assert held.listening.events == []
+
+
+@pytest.mark.parametrize("ends", ["", "end", "detach"])
+def test_only_a_tenure_that_is_open_is_reported_as_dropped(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector does so, in any thread. There is nothing to do for one that has ended."""
+    held, dropped = Held(), list[str]()
+    monkeypatch.setattr(held.client, "dropped", lambda tenure: dropped.append(repr(tenure)))
+    if ends:
+        getattr(held.hold, ends)(held.tenure)
+    del held.tenure
+    gc.collect()
+    assert len(dropped) == (not ends)
 
 
 # -- for how long the name stays taken ---------------------------------------------------------------------------------
