@@ -3,52 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import pytest
 
 from asynclock.protocol import hold as holds
 from asynclock.protocol.hold import Hold, Tenure
 from asynclock.protocol.watchdog import TICK, Due
-from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Notice, Op, State
-from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
-
-LEASE = 30.0
-OTHER = State(holds=(Entry("another's", None),))
-
-
-class Held:
-    """A client that holds the name, and its servers. `taken`: the nodes where another attempt has the name."""
-
-    def __init__(self, nodes: int = 3, taken: Iterable[int] = ()) -> None:
-        self.client, _, self.servers = clients_over(nodes)
-        self.clock = self.client.clock
-        for each in taken:
-            self.servers[each][NAME] = OTHER
-        self.tenure = acquired(self.client)
-
-    @property
-    def hold(self) -> Hold:
-        return self.tenure.hold
-
-    def extend(self, length: float) -> None:
-        """The program extends it."""
-        self.hold.extend(length)
-        settle(self.client)
-
-    def wait(self, seconds: float, step: float = 0.1) -> None:
-        """Time passes, and each op is carried out."""
-        for _ in range(round(seconds / step)):
-            self.clock.advance(step)
-            settle(self.client)
-
-
-def acquired(client: SteppedClient) -> Tenure:
-    acquisition = client.acquire()
-    settle(client)
-    tenure = acquisition.take()
-    assert isinstance(tenure, Tenure)
-    return tenure
+from asynclock.rules.model import ACQUIRE, RELEASE, Notice, Op, State
+from tests.support.held import LEASE, Held, acquiring, taken_by
+from tests.support.stepped_quorum import NAME, SteppedNode, clients_over, settle
 
 
 def heals(held: Held, node: SteppedNode) -> list[tuple[float, float]]:
@@ -65,15 +28,15 @@ def heals(held: Held, node: SteppedNode) -> list[tuple[float, float]]:
 
 
 def test_a_heal_after_a_contested_win_lasts_as_long_as_the_hold() -> None:
-    """The program has extended the hold by two leases, so no renewal is due when the first lease would have ended. A
-    heal with a lease of 0 or less could leave a key without expiry."""
+    """And not longer, but for what clocks may differ. The program has extended the hold by two leases, so no renewal is
+    due when the first lease would have ended. A heal with a lease of 0 or less could leave a key without expiry."""
     held = Held(taken=[2])
     sent = heals(held, held.client.nodes[2])
     held.wait(0.5)
     held.extend(2 * LEASE)
     held.wait(LEASE + 3)
     assert len(sent) > 10
-    assert all(lease >= rest > 0 for lease, rest in sent)
+    assert all(1.02 * rest + 0.01 > lease >= rest > 0 for lease, rest in sent)
 
 
 def test_a_heal_after_a_renewal_lasts_as_long_as_the_hold() -> None:
@@ -116,12 +79,13 @@ def test_a_grant_of_a_ticket_that_comes_too_late_does_not_block_the_next_attempt
     """The event loop was blocked when the notice came. No validity is left, but the server keeps the hold for a little
     longer: the next attempt of the waiter has another id, and finds the name free."""
     holder, waiter, _ = clients_over(1)
-    tenure, late = acquired(holder), list[tuple[int, Notice]]()
+    holding, late = acquiring(holder), list[tuple[int, Notice]]()
+    settle(holder)
     waiting = waiter.acquire()
     settle(waiter)
     with monkeypatch.context() as away:
         away.setattr(waiter.machine, "received", lambda *notice: late.append(notice))
-        tenure.hold.end(tenure)
+        (tenure := taken_by(holding)).hold.end(tenure)
         settle(holder)
     waiter.clock.block(LEASE - 0.1)
     for notice in late:
@@ -130,19 +94,31 @@ def test_a_grant_of_a_ticket_that_comes_too_late_does_not_block_the_next_attempt
     assert isinstance(waiting.take(), Tenure)
 
 
+def test_a_refusal_of_a_hold_that_the_renewal_thread_has_lost_raises_nothing() -> None:
+    """It is the first refusal that the loop counts, and no majority has refused: the hold has expired."""
+    held = Held()
+    held.lose_key(2)
+    held.hold.valid_until = -math.inf  # as the thread does
+    held.hold.extend(LEASE)
+    held.answer(2)
+    held.clock.advance(LEASE)
+    assert held.losses == ["expired"]
+
+
 def releases(held: Held) -> list[float]:
     """The lease of each release that is under way."""
     return [op.lease for node in held.client.nodes for op, _ in node.sent if op.verb is RELEASE]
 
 
-def test_a_release_is_kept_for_the_longest_lease_that_was_asked_for() -> None:
+@pytest.mark.parametrize("extensions", [(), (10 * LEASE, LEASE)])
+def test_a_release_is_kept_for_the_longest_lease_that_was_asked_for(extensions: tuple[float, ...]) -> None:
     """A node that cannot be reached keeps an undelivered release for the lease that it names, and its key for the
     longest lease. A shorter extension after a longer one does not shorten it."""
     held = Held()
-    held.extend(10 * LEASE)
-    held.extend(LEASE)
+    for length in extensions:
+        held.extend(length)
     held.hold.end(held.tenure)
-    assert releases(held) == [10 * LEASE] * 3
+    assert releases(held) == [max(LEASE, *extensions, 0.0)] * 3
 
 
 def test_the_release_of_a_client_that_closes_is_kept_for_the_longest_lease() -> None:
