@@ -15,7 +15,8 @@ from asynclock.protocol.rounds import POLLED, RoundsAtOne, Wake, fresh_for
 from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import WON, Ballot
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import ACQUIRE, ID_LENGTH, RELEASE, WAIT, Notice, Op, State, polls
+from asynclock.rules.model import ACQUIRE, ID_LENGTH, RELEASE, SERVED, WAIT, Notice, Op, State, polls
+from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import ReplyHandler
 from tests.support.stepped_acquires import LEASE, asks, holds, take_away, taken, tickets, under_way, waits
@@ -517,3 +518,25 @@ def test_the_number_of_fences_of_a_ticket_stays_the_same() -> None:
     settle(client)
     tenure = taken(first)
     assert held.fence < tenure.fence == tenure.hold.last_fence
+
+
+@both
+def test_more_waiters_enter_than_one_op_serves(nodes: int) -> None:
+    """One release notifies 64 readers. The last of them let the nodes go on with the others at once."""
+    client, other, _ = clients_over(nodes)
+    held = holds(other, kind=WRITE)
+    readers = [waits(client, kind=READ) for _ in range(SERVED + 6)]
+    held.hold.end(held)
+    settle(other, client)
+    assert all(taken(each).held for each in readers)
+
+
+def test_a_permit_over_several_nodes_has_a_slot_that_is_drawn() -> None:
+    """Clients that ask at the same time so ask for different slots, and their votes are not split."""
+    client, _, _ = clients_over(3)
+    kind = Semaphore(4)
+    for slot in range(4):
+        client.random = partial(float, slot / 4 + 0.1)  # type: ignore[method-assign]
+        tenure = holds(client, kind=kind)
+        assert tenure.hold.op.kind.mode == kind.at(slot).mode
+        assert tenure.hold.op.id.partition("|")[2].startswith(kind.at(slot).mode)
