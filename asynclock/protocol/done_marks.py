@@ -124,7 +124,7 @@ class _Run:
         self._lacking = 0  # bit i: node i has no mark, and is asked again
         self._asked = 0  # bit i: it was asked again, and has not answered yet
         self._others: dict[int, tuple[str, float]] = {}  # node -> the other id that has the name there, and since when
-        self._pause = PAUSE
+        self._pause: float  # before the next question, once a majority has voted
         self._tries = 0
         self._timer: Timer | None = None
         self._over = False
@@ -152,7 +152,6 @@ class _Run:
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
 
     def released(self, ballot: Ballot, index: int) -> None:
         """A node has voted on the release. The votes before the one that makes the majority are counted with it."""

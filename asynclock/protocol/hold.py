@@ -549,19 +549,19 @@ class Hold:
             grant.memory, rest, queueing=queueing[quorum.serve if serve is None else serve], done=done,
         )  # fmt: skip
         within = min(self.core.within(self._settings), RELEASE_TIMEOUT)
-        failed = self._ballot is not None and self._ballot.failed
-        ask = self._holds.done_marks.ask if kept else quorum.ask
-        return ask(op, within, only=self._where() if failed else None, at_once=at_once)
+        ask, ballot = self._holds.done_marks.ask if kept else quorum.ask, self._ballot
+        only = self._where(ballot) if ballot is not None and ballot.failed else None
+        return ask(op, within, only=only, at_once=at_once)
 
     def may_be_at(self, nodes: Iterable[int]) -> None:
         """These nodes may have it, too: its release goes to them as well."""
         for index in nodes:
             self._healed |= 1 << index
 
-    def _where(self) -> Sequence[int]:
+    def _where(self, grant: Ballot) -> Sequence[int]:
         """The nodes that may have it: those that granted it or may have done so, and those that were healed. The others
         get no release: a node that is down would leave one pending for each lock."""
-        granted = self._ballot.traces() if self._ballot is not None else range(len(self._ends))
+        granted = grant.traces()
         return [i for i in range(len(self._ends)) if i in granted or self._healed >> i & 1]
 
     # -- counting their votes ------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class LocalWaiter:
     """An acquisition in the queue. It leaves when it gets a tenure, when it is its turn to ask, when its time or its
     patience for an outage ends, when its caller is cancelled, or when the client closes."""
 
-    __slots__ = ("_give_up", "_has_left", "_joined", "_late", "_queue", "_timer", "acquisition", "core")
+    __slots__ = ("_give_up", "_joined", "_late", "_queue", "_timer", "acquisition", "core")
 
     def __init__(self, acquisition: Enqueued, queue: LocalQueue, core: Core, give_up: float) -> None:
         self.acquisition = acquisition
@@ -94,7 +94,6 @@ class LocalWaiter:
         self._joined = core.clock.now()
         self._late = acquisition.asked_late  # it waits for the next answer only; see `Acquisition.asked_late`
         self._give_up = give_up
-        self._has_left = False
         self._timer: Timer | None = None
         queue.join(self, late=self._late)
         if give_up != math.inf:
@@ -139,16 +138,16 @@ class LocalWaiter:
             return True
         if again and (ballot is None or ballot.sent > (begin + self._give_up) / 2):
             return False
-        quorum, before = self.core.quorum, planner.reasons if planner is not None else None
+        quorum = self.core.quorum
         if ballot is not None:
-            raise quorum.unavailable(ballot, queue.name, before)
+            raise quorum.unavailable(ballot, queue.name)
         not_asked = TimeoutError("it was not asked in time, as the event loop was blocked")
         raise quorum.unavailable_nodes(dict.fromkeys(range(len(quorum.nodes)), not_asked), queue.name)
 
     @property
     def waits(self) -> bool:
-        """Whether it is in the queue still, and its task was not cancelled."""
-        return not (self._has_left or self.acquisition.future.done())
+        """Whether its acquire has not ended, and its task was not cancelled."""
+        return not self.acquisition.future.done()
 
     @property
     def _patience_ends(self) -> float:
@@ -161,9 +160,6 @@ class LocalWaiter:
 
     def leave(self) -> None:
         """Harmless for a waiter that has left."""
-        if self._has_left:
-            return
-        self._has_left = True
         if self._timer is not None:
             self._timer.cancel()
         if self._late:
@@ -172,7 +168,6 @@ class LocalWaiter:
 
     def take(self, hold: Any) -> None:
         """The hold is passed to it. The caller has checked that it still waits."""
-        self.leave()
         self.acquisition.passed(hold)
 
     def ask(self) -> None:
@@ -182,14 +177,12 @@ class LocalWaiter:
 
     def fail(self, outage: LockError) -> None:
         """Its patience for the outage has ended."""
-        self.leave()
         self.acquisition.fail(copy(outage))
 
     def time_up(self) -> None:
         """Its time is up, or the answer has come for which it waited. If the asker asks late, it joins the queue again,
         once, to wait for that answer."""
         if self.waits:
-            self.leave()
             self.acquisition.time_up_in_queue(self)
 
 
@@ -282,7 +275,6 @@ class LocalQueue:
         if has_it:
             self.outage = None
         if self._waiters is None:  # the usual case: as `_end`, with one call less
-            self.asker = None
             self._queues.remove(self)
         elif not has_it:
             self.next_turn()
@@ -327,7 +319,6 @@ class LocalQueue:
             self.next_turn()
 
     def _end(self) -> None:
-        self.asker = None
         self._queues.remove(self)
 
 

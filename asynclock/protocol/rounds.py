@@ -257,7 +257,7 @@ class Rounds:
         self.ballot: Ballot | None = None  # the last round; None once that was undone or became a hold
         self.ticket: Ticket | None = None
         self._order = 0  # the order key that the next ticket begins with
-        self._span = 1  # fences for the local queue
+        self._span: int  # fences for the local queue; each `send` sets it before it makes a ticket
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -423,7 +423,7 @@ class RoundsAtOne(Rounds):
 
     def leave(self) -> None:
         op, ticket = self.op, self.ticket
-        if op is not None and (ticket is not None or op.queueing.number):
+        if op is not None and op.queueing.number:
             op.revoke()  # before the release: the op must not be sent after it
             # No release if it is certain that the node has neither hold nor ticket: in an outage each try would leave a
             # pending one. Else there is always one: a hold or a ticket that stays would block other clients.
