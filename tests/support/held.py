@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from asynclock._options import LockSettings
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.hold import Hold, Tenure
-from asynclock.protocol.machine import Claim
-from asynclock.protocol.terms import Terms
 from asynclock.rules.model import ID_LENGTH, Entry, Notice, Op, State, Ticket, Verb
-from asynclock.rules.mutex import MUTEX
 from asynclock.stores.port import ReplyHandler
-from spec.machine import Task
 from tests.support.probes import in_wheel
-from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
+from tests.support.stepped_acquires import LEASE, acquiring, tenure_of, terms_of
+from tests.support.stepped_quorum import NAME, SteppedNode, clients_over, settle
 
-LEASE = 30.0
 OTHER = State(holds=(Entry("another's", None),))
 """Another attempt has the name."""
 WAITERS = State(queue=(Ticket(1, f"{'f' * ID_LENGTH}|1|1|host|", 1, math.inf, math.inf, 1),), queue_ends=math.inf)
@@ -63,7 +58,7 @@ class Held:
         acquisition = acquiring(self.client, **options)
         self.clock.advance(rtt)
         self.answer(*(each for each in range(nodes) if each not in {*late}))
-        self.tenure = taken_by(acquisition)
+        self.tenure = tenure_of(acquisition)
 
     @property
     def hold(self) -> Hold:
@@ -99,7 +94,7 @@ class Held:
         self.clock.block(1.0)
         self.hold.end(self.tenure)
         settle(self.client)
-        self.tenure = taken_by(first)
+        self.tenure = tenure_of(first)
         return second
 
     def has_it(self) -> list[bool]:
@@ -141,27 +136,6 @@ class Held:
     def asked(self, verb: Verb) -> list[bool]:
         """Of each node, whether such an op is under way to it."""
         return [bool(ops) for ops in self.under_way(verb)]
-
-
-def terms_of(**options: Any) -> Terms:
-    """The request of one caller."""
-    return Terms(NAME, MUTEX, LockSettings(**{"lease": LEASE, **options}), Task(), None)
-
-
-def acquiring(client: SteppedClient, owner: Hashable = None, **options: Any) -> Acquisition:
-    """A task of that client asks for the name, under these settings."""
-    terms = terms_of(**options)
-    terms.owner = owner
-    acquisition = Acquisition(client.machine, terms, math.inf)
-    acquisition.start()
-    return acquisition
-
-
-def taken_by(claim: Claim) -> Tenure:
-    """What it got."""
-    tenure = claim.take()
-    assert isinstance(tenure, Tenure)
-    return tenure
 
 
 def state_of(server: dict[str, State]) -> State:

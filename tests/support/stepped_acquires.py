@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 from asynclock._options import LockSettings
@@ -17,27 +18,35 @@ from tests.support.stepped_quorum import NAME, SteppedClient, settle
 LEASE = 30.0
 
 
-def asks(
-    client: SteppedClient, *, kind: Any = MUTEX, timeout: float | None = None, owner: object = None, **options: Any
-) -> Acquisition:
-    """A task of the client asks for the name."""
-    task: Any = Task()
-    terms = Terms(NAME, kind, LockSettings(**{"lease": LEASE, **options}), task, timeout, owner)
-    acquisition = Acquisition(client.machine, terms, client.clock.now() + timeout if timeout else math.inf)
+def terms_of(
+    kind: Any = MUTEX,
+    timeout: float | None = None,
+    *,
+    task: Task | None = None,
+    owner: Hashable = None,
+    **options: Any,
+) -> Terms:
+    """The request of one caller."""
+    return Terms(NAME, kind, LockSettings(**{"lease": LEASE, **options}), task or Task(), timeout, owner)
+
+
+def acquiring(client: SteppedClient, timeout: float | None = None, *, kind: Any = MUTEX, **options: Any) -> Acquisition:
+    """A task of that client asks for the name. `options`: as those of `terms_of`."""
+    give_up = client.clock.now() + timeout if timeout else math.inf
+    acquisition = Acquisition(client.machine, terms_of(kind, timeout, **options), give_up)
     acquisition.start()
     return acquisition
 
 
 def holds(client: SteppedClient, **options: Any) -> Tenure:
     """A task of the client has the name, which is free."""
-    acquisition = asks(client, **options)
+    acquisition = acquiring(client, **options)
     settle(client)
-    return taken(acquisition)
+    return tenure_of(acquisition)
 
 
-def taken(acquisition: Acquisition) -> Tenure:
-    """The tenure of an acquire that was granted."""
-    assert acquisition.future.done()
+def tenure_of(acquisition: Acquisition) -> Tenure:
+    """What it has got."""
     tenure = acquisition.take()
     assert isinstance(tenure, Tenure)
     return tenure
@@ -45,7 +54,7 @@ def taken(acquisition: Acquisition) -> Tenure:
 
 def waits(client: SteppedClient, **options: Any) -> Acquisition:
     """A task of the client waits for a name that another client holds."""
-    acquisition = asks(client, **options)
+    acquisition = acquiring(client, **options)
     settle(client)
     assert not acquisition.future.done()
     return acquisition

@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable
 from typing import Any
 
-from asynclock._options import LockSettings
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.causes import NoLease
-from asynclock.protocol.hold import Tenure
-from asynclock.protocol.terms import Terms
 from asynclock.rules.model import ID_LENGTH, Notice, Op, Verb
-from asynclock.rules.mutex import MUTEX
-from spec.machine import Task
+from tests.support.stepped_acquires import acquiring, tenure_of
 from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
-
-
-def acquiring(
-    client: SteppedClient,
-    timeout: float | None = None,
-    *,
-    kind: Any = MUTEX,
-    task: Task | None = None,
-    owner: Hashable = None,
-    **options: Any,
-) -> Acquisition:
-    """An acquire of that client that has begun."""
-    settings: Any = {"lease": 30.0, **options}
-    terms = Terms(NAME, kind, LockSettings(**settings), task or Task(), timeout, owner)
-    give_up = client.clock.now() + timeout if timeout else math.inf
-    acquisition = Acquisition(client.machine, terms, give_up)
-    acquisition.start()
-    return acquisition
-
-
-def tenure_of(acquisition: Acquisition) -> Tenure:
-    """What it has got."""
-    tenure = acquisition.take()
-    assert isinstance(tenure, Tenure)
-    return tenure
 
 
 def refusal_of(acquisition: Acquisition) -> NoLease:

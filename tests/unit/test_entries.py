@@ -7,16 +7,9 @@ import pytest
 from asynclock import QuorumUnavailable, SelfDeadlock
 from asynclock.rules.model import Verb
 from spec.machine import Task
+from tests.support.stepped_acquires import acquiring, tenure_of
 from tests.support.stepped_quorum import clients_over, settle
-from tests.support.stepped_waits import (
-    acquiring,
-    outcome_of,
-    pass_time,
-    refusal_of,
-    sent,
-    take_down,
-    tenure_of,
-)
+from tests.support.stepped_waits import outcome_of, pass_time, refusal_of, sent, take_down
 
 
 def test_timeout_zero_does_not_wait_for_the_entry() -> None:

@@ -10,8 +10,9 @@ from weakref import ref
 import pytest
 
 from spec.machine import Task
+from tests.support.stepped_acquires import acquiring
 from tests.support.stepped_quorum import clients_over, settle
-from tests.support.stepped_waits import acquiring, fail, outcome_of, pass_time, refusal_of
+from tests.support.stepped_waits import fail, outcome_of, pass_time, refusal_of
 
 
 @pytest.fixture(autouse=True)

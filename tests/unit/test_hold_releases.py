@@ -10,7 +10,8 @@ import pytest
 from asynclock import LockLost
 from asynclock._options import RELEASE_TIMEOUT
 from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, WAIT
-from tests.support.held import LEASE, OTHER, Held, acquiring, sent_to, taken_by, writes_of
+from tests.support.held import OTHER, Held, sent_to, writes_of
+from tests.support.stepped_acquires import LEASE, acquiring, tenure_of
 from tests.support.stepped_quorum import NAME, clients_over, settle
 
 STRANGER = "f" * 32
@@ -88,7 +89,7 @@ def test_a_node_that_granted_an_earlier_round_of_an_adoption_gets_the_release(fi
     taker.nodes[first].cut()
     taker.clock.advance(1.0)
     settle(giver, taker)
-    adopted = taken_by(adopting)
+    adopted = tenure_of(adopting)
     taker.nodes[first].back()
     settle(giver, taker)
     adopted.hold.end(adopted)
@@ -108,7 +109,7 @@ def test_a_hold_without_fencing_sends_no_token(fencing: bool) -> None:
     [(_, handler)] = node.sent
     node.sent.clear()
     handler.answer(0, (7, False))
-    tenure = taken_by(acquisition)
+    tenure = tenure_of(acquisition)
     tenure.hold.extend(LEASE)
     tenure.hold.end(tenure)
     extend, release = (op for op, _ in node.sent)
@@ -205,7 +206,7 @@ def test_a_hold_keeps_nothing_of_its_acquire_that_it_does_not_need(order: Sequen
     for each in order:
         client.nodes[each].carry_out()
     client.turn()
-    hold = taken_by(acquisition).hold
+    hold = tenure_of(acquisition).hold
     assert hold.op is ballot.op
     assert ballot.op.packed is None
     assert not any(each is hold for each in gc.get_referrers(ballot))
@@ -233,7 +234,7 @@ def test_the_watchdog_has_a_hold_that_was_passed_on_once() -> None:
     waiting = held.next_owner(max_hold=2.0)
     held.clock.block(0.004)
     assert held.hold.end(held.tenure) is None
-    held.tenure = taken_by(waiting)
+    held.tenure = tenure_of(waiting)
     assert held.watched == [held.hold]
     held.hold.end(held.tenure)
     assert held.watched == []
@@ -276,7 +277,7 @@ def test_a_hold_that_was_lost_is_not_passed_on() -> None:
     lost.lose("broken")
     settle(held.client)
     third = acquiring(held.client)
-    assert taken_by(second).held
+    assert tenure_of(second).held
     assert lost.end(tenure) is not None
     assert not third.future.done()
 
@@ -357,7 +358,7 @@ def test_a_late_report_of_a_dropped_tenure_wakes_nobody() -> None:
     settle(held.client)
     first = acquiring(held.client)
     settle(held.client)
-    second = taken_by(first)
+    second = tenure_of(first)
     acquiring(held.client)
     hold.dropped(weak)
     assert second.held

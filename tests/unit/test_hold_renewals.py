@@ -12,7 +12,8 @@ from asynclock.events import Renewed
 from asynclock.protocol.watchdog import TICK
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import ACQUIRE, EXTEND, Verb
-from tests.support.held import LEASE, Held, acquiring, sent_to
+from tests.support.held import Held, sent_to
+from tests.support.stepped_acquires import LEASE, acquiring
 from tests.support.stepped_quorum import NAME, settle
 
 STRANGER = "f" * 32

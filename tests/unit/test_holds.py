@@ -10,7 +10,8 @@ from asynclock.protocol import hold as holds
 from asynclock.protocol.hold import Hold, Tenure
 from asynclock.protocol.watchdog import TICK, Due
 from asynclock.rules.model import ACQUIRE, RELEASE, Notice, Op, State
-from tests.support.held import LEASE, Held, acquiring, taken_by
+from tests.support.held import Held
+from tests.support.stepped_acquires import LEASE, acquiring, tenure_of
 from tests.support.stepped_quorum import NAME, SteppedNode, clients_over, settle
 
 
@@ -85,7 +86,7 @@ def test_a_grant_of_a_ticket_that_comes_too_late_does_not_block_the_next_attempt
     settle(waiter)
     with monkeypatch.context() as away:
         away.setattr(waiter.machine, "received", lambda *notice: late.append(notice))
-        (tenure := taken_by(holding)).hold.end(tenure)
+        (tenure := tenure_of(holding)).hold.end(tenure)
         settle(holder)
     waiter.clock.block(LEASE - 0.1)
     for notice in late:

@@ -8,17 +8,9 @@ import pytest
 
 from asynclock import QuorumUnavailable
 from asynclock.rules.model import Verb
+from tests.support.stepped_acquires import acquiring, tenure_of
 from tests.support.stepped_quorum import clients_over, settle
-from tests.support.stepped_waits import (
-    Waits,
-    acquiring,
-    outcome_of,
-    pass_time,
-    refusal_of,
-    reply,
-    sent,
-    tenure_of,
-)
+from tests.support.stepped_waits import Waits, outcome_of, pass_time, refusal_of, reply, sent
 
 TIMEOUT = 6.0
 LAST = TIMEOUT / 3

@@ -18,7 +18,7 @@ from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ
 from asynclock.rules.semaphore import Semaphore
 from tests.support.fake_clock import FakeClock
-from tests.support.stepped_acquires import LEASE, asks, holds, taken, tickets, under_way, waits
+from tests.support.stepped_acquires import LEASE, acquiring, holds, tenure_of, tickets, under_way, waits
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 PATIENCE = 5.0
@@ -38,7 +38,7 @@ def taken_by_another(rtt: float = 0.0) -> SteppedClient:
     """A client whose first task waits for the holder, and has got an answer after so many seconds."""
     client, other, _ = clients_over(1)
     holds(other)
-    asks(client)
+    acquiring(client)
     client.clock.advance(rtt)
     settle(client)
     return client
@@ -88,8 +88,8 @@ def test_no_question_comes_too_early_while_no_round_trip_is_known() -> None:
     """The first task has no answer yet when the second comes."""
     client, other, _ = clients_over(1)
     holds(other)
-    asks(client)
-    waiter = asks(client, timeout=1.5)
+    acquiring(client)
+    waiter = acquiring(client, timeout=1.5)
     settle(client)
     assert questions(client, 1.6) == [pytest.approx(1.125, abs=0.011)]
     assert refused(waiter)
@@ -194,12 +194,12 @@ def test_the_next_task_counts_those_behind_it() -> None:
 def test_a_waiter_that_was_just_cancelled_does_not_count() -> None:
     """Its task will find that in this turn. The one before it takes a fence for itself alone."""
     client, _, _ = clients_over(1)
-    first, second, third = holds(client), asks(client), asks(client)
+    first, second, third = holds(client), acquiring(client), acquiring(client)
     third.future.cancel()
     first.hold.end(first)
     third.abandon()
     settle(client)
-    tenure = taken(second)
+    tenure = tenure_of(second)
     assert tenure.hold.last_fence == tenure.fence
 
 
@@ -207,25 +207,25 @@ def test_a_waiter_that_was_just_cancelled_does_not_ask() -> None:
     """The one behind it does. Else a release before a crowd of cancelled tasks would cost a round trip and an undo for
     each of them."""
     client, _, _ = clients_over(1)
-    first, second, third = holds(client), asks(client), asks(client)
+    first, second, third = holds(client), acquiring(client), acquiring(client)
     second.future.cancel()
     first.hold.end(first)
     assert [op.verb for op in under_way(client)] == [RELEASE, ACQUIRE]
     second.abandon()
     assert [op.verb for op in under_way(client)] == [RELEASE, ACQUIRE]
     settle(client)
-    assert taken(third).held
+    assert tenure_of(third).held
 
 
 def test_a_queue_ends_when_nobody_waits_in_it() -> None:
     """Its asker has got the name, and the waiter behind it has left before."""
     client, _, _ = clients_over(1)
-    asking, leaving = asks(client), asks(client)
+    asking, leaving = acquiring(client), acquiring(client)
     assert client.machine.queues.by_name
     leaving.abandon()
     assert client.machine.queues.by_name
     settle(client)
-    assert taken(asking).held
+    assert tenure_of(asking).held
     assert not client.machine.queues.by_name
 
 
@@ -429,13 +429,13 @@ def test_waiters_that_asked_late_get_their_answer_in_slices(work: float, most: i
 def test_tasks_of_one_owner_enter_in_slices(work: float, most: int) -> None:
     """One of them has asked, and the others enter its reentrant lock, too."""
     client, _, _ = clients_over(1)
-    first = asks(client, owner="me")
-    some = [asks(client, owner="me") for _ in range(5)]
+    first = acquiring(client, owner="me")
+    some = [acquiring(client, owner="me") for _ in range(5)]
     turns = Turns(client, work)
     client.nodes[0].carry_out()
-    tenure = taken(first)
+    tenure = tenure_of(first)
     assert turns.done_in_each(some) == [most] * (5 // most)
-    assert all(taken(each).hold is tenure.hold for each in some)
+    assert all(tenure_of(each).hold is tenure.hold for each in some)
 
 
 def test_only_one_asks_if_a_hold_ends_between_two_slices() -> None:
@@ -480,7 +480,7 @@ def test_a_task_that_waits_for_another_of_its_owner_has_a_timer_for_its_timeout_
     held.hold.end(held)
     other.nodes[0].carry_out()
     client.turn()
-    assert taken(entering).held
+    assert tenure_of(entering).held
     other.machine.watchdog.stop()
     client.machine.watchdog.stop()
     assert client.clock.armed == 0
@@ -504,10 +504,10 @@ def test_no_waiter_asks_while_its_client_closes() -> None:
 def test_no_hold_is_passed_on_while_its_client_closes() -> None:
     """Its task releases it by itself, and waiters are there still."""
     client, _, _ = clients_over(1)
-    first, second, third = holds(client), asks(client), asks(client)
+    first, second, third = holds(client), acquiring(client), acquiring(client)
     first.hold.end(first)
     settle(client)
-    tenure = taken(second)
+    tenure = tenure_of(second)
     assert tenure.hold.last_fence > tenure.fence
     client.machine.begin_close()
     tenure.hold.end(tenure)

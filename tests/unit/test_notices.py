@@ -9,8 +9,9 @@ from asynclock.quorum.quorum import Quorum
 from asynclock.rules.model import Verb
 from asynclock.stores.port import Refused
 from tests.support.probes import asks_again_at
+from tests.support.stepped_acquires import tenure_of
 from tests.support.stepped_quorum import NAME, SteppedNode
-from tests.support.stepped_waits import Waits, ops, outcome_of, reply, sent, tenure_of
+from tests.support.stepped_waits import Waits, ops, outcome_of, reply, sent
 
 RTT = 0.02
 RENEWAL = 9.0

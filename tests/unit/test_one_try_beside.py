@@ -15,20 +15,9 @@ from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 from spec.machine import Task
+from tests.support.stepped_acquires import acquiring, tenure_of
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
-from tests.support.stepped_waits import (
-    acquiring,
-    begin,
-    defer_all,
-    fail,
-    ops,
-    outcome_of,
-    pass_time,
-    refusal_of,
-    reply,
-    sent,
-    tenure_of,
-)
+from tests.support.stepped_waits import begin, defer_all, fail, ops, outcome_of, pass_time, refusal_of, reply, sent
 
 TIMEOUT = 6.0
 

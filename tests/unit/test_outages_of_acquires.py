@@ -9,19 +9,9 @@ from asynclock.protocol.acquisition import Acquisition
 from asynclock.rules.model import Verb
 from asynclock.rules.mutex import MUTEX
 from tests.support.probes import asks_again_at
+from tests.support.stepped_acquires import acquiring, tenure_of
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
-from tests.support.stepped_waits import (
-    Waits,
-    acquiring,
-    fail,
-    ops,
-    outcome_of,
-    pass_time,
-    reply,
-    sent,
-    take_down,
-    tenure_of,
-)
+from tests.support.stepped_waits import Waits, fail, ops, outcome_of, pass_time, reply, sent, take_down
 
 PATIENCE = 5.0
 both = pytest.mark.parametrize("nodes", [1, 3])

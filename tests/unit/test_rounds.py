@@ -19,7 +19,7 @@ from asynclock.rules.model import ACQUIRE, ID_LENGTH, RELEASE, SERVED, WAIT, Not
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import ReplyHandler
-from tests.support.stepped_acquires import LEASE, asks, holds, take_away, taken, tickets, under_way, waits
+from tests.support.stepped_acquires import LEASE, acquiring, holds, take_away, tenure_of, tickets, under_way, waits
 from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
 
 both = pytest.mark.parametrize("nodes", [1, 3])
@@ -47,7 +47,7 @@ def test_the_fence_of_a_waiter_is_of_the_time_when_it_is_granted(nodes: int) -> 
     while not waiting.future.done():
         client.clock.advance(0.05)
         settle(client)
-    assert taken(waiting).fence >= (client.clock.wall() - 0.1) * 1_000_000
+    assert tenure_of(waiting).fence >= (client.clock.wall() - 0.1) * 1_000_000
 
 
 @both
@@ -77,10 +77,10 @@ def test_a_hold_that_is_not_passed_on_takes_one_fence(nodes: int, min_hold: floa
     """Behind it waits another task of its process. After a min_hold that task needs a hold of its own."""
     client, _, _ = clients_over(nodes)
     first = holds(client)
-    second, _ = asks(client, min_hold=min_hold), asks(client, min_hold=min_hold)
+    second, _ = acquiring(client, min_hold=min_hold), acquiring(client, min_hold=min_hold)
     first.hold.end(first)
     settle(client)
-    tenure = taken(second)
+    tenure = tenure_of(second)
     assert tenure.hold.last_fence - tenure.fence + 1 == fences
 
 
@@ -123,7 +123,7 @@ def test_a_try_after_a_refusal_leaves_at_once(nodes: int) -> None:
     client, _, servers = clients_over(nodes)
     take_away(servers, None)
     some = equipped(client, servers, Buffered)
-    asks(client)
+    acquiring(client)
     assert not left(some)
     carry_out(client)
     if nodes > 1:  # the first round left no ticket
@@ -207,7 +207,7 @@ def test_a_ticket_has_the_same_place_at_all_nodes() -> None:
     client, other, servers = clients_over(3)
     take_away(servers, None)
     began = client.clock.wall()
-    asks(client)
+    acquiring(client)
     carry_out(client)  # the first round leaves no ticket
     for node in client.nodes:
         client.clock.block(0.01)
@@ -250,7 +250,7 @@ def test_the_nodes_limit_how_far_ahead_a_clock_may_be(nodes: int) -> None:
     client, _, servers = clients_over(nodes)
     take_away(servers, None, "a" * 32 + "|")
     some = equipped(client, servers, Behind)
-    asks(client)
+    acquiring(client)
     for _ in range(1 if nodes == 1 else 2):  # over several nodes the first round leaves no ticket
         for node in some:
             client.clock.block(0.25)
@@ -372,7 +372,7 @@ def test_a_waiter_without_fencing(nodes: int) -> None:
     assert all(map(tickets, servers))
     held.hold.end(held)
     settle(other, client)
-    assert taken(waiting).held
+    assert tenure_of(waiting).held
 
 
 # -- clients without notices -------------------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ def test_a_waiter_that_gets_no_more_notices_takes_another_ticket() -> None:
     other.nodes[0].carry_out()
     client.clock.advance(0.5)
     settle(client)
-    assert taken(waiting).held
+    assert tenure_of(waiting).held
     assert not client.machine.tickets.all()
 
 
@@ -424,7 +424,7 @@ def test_the_ticket_of_a_client_that_polls_is_served_for_a_second(lease: float, 
     client, _, servers = clients_over(1)
     take_away(servers, None)
     without_notices(client)
-    asks(client, lease=lease)
+    acquiring(client, lease=lease)
     numbers = set[int]()
     for _ in range(8):
         while client.nodes[0].sent:
@@ -458,7 +458,7 @@ def test_a_grant_without_notices_removes_the_ticket_of_before() -> None:
     client.clock.advance(1.0)
     client.turn()
     carry_out(client)
-    assert taken(waiting).held
+    assert tenure_of(waiting).held
     assert not any(map(tickets, servers))
 
 
@@ -467,14 +467,14 @@ def test_one_try_leaves_no_ticket() -> None:
     client, other, servers = clients_over(3)
     kind = Semaphore(2)
     held = holds(other, kind=kind)
-    trying = asks(client, kind=kind, timeout=0)
+    trying = acquiring(client, kind=kind, timeout=0)
     while under_way(client):
         assert not [op for op in under_way(client) if op.queueing.number]
         for node in client.nodes:
             if node.sent:
                 node.carry_out()
         client.turn()
-    tenure = taken(trying)
+    tenure = tenure_of(trying)
     assert tenure.held
     assert held.held
     assert not any(map(tickets, servers))
@@ -485,7 +485,7 @@ def test_one_try_for_a_name_that_is_held_leaves_no_ticket(nodes: int) -> None:
     """No notice could be of use to it."""
     client, other, servers = clients_over(nodes)
     holds(other)
-    trying = asks(client, timeout=0)
+    trying = acquiring(client, timeout=0)
     assert not [op for op in under_way(client) if op.queueing.number]
     settle(client)
     assert trying.future.done()
@@ -499,7 +499,7 @@ def test_the_first_ticket_becomes_the_hold_without_a_question() -> None:
     waiting = waits(client)
     held.hold.end(held)
     other.nodes[0].carry_out()
-    assert taken(waiting).held
+    assert tenure_of(waiting).held
     assert not under_way(client)
 
 
@@ -516,7 +516,7 @@ def test_the_number_of_fences_of_a_ticket_stays_the_same() -> None:
     while other.nodes[0].sent:
         other.nodes[0].carry_out()
     settle(client)
-    tenure = taken(first)
+    tenure = tenure_of(first)
     assert held.fence < tenure.fence == tenure.hold.last_fence
 
 
@@ -528,7 +528,7 @@ def test_more_waiters_enter_than_one_op_serves(nodes: int) -> None:
     readers = [waits(client, kind=READ) for _ in range(SERVED + 6)]
     held.hold.end(held)
     settle(other, client)
-    assert all(taken(each).held for each in readers)
+    assert all(tenure_of(each).held for each in readers)
 
 
 def test_a_permit_over_several_nodes_has_a_slot_that_is_drawn() -> None:

@@ -14,7 +14,8 @@ from asynclock.events import Detached, Released
 from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import RELEASE, Serve
 from spec.machine import Task
-from tests.support.held import LEASE, Held, acquiring, taken_by
+from tests.support.held import Held
+from tests.support.stepped_acquires import LEASE, acquiring, tenure_of
 from tests.support.stepped_quorum import NAME, clients_over, settle
 
 PAST: dict[str, float | None] = {"expired": None, "max_hold": 10.0}
@@ -264,7 +265,7 @@ def test_a_hold_with_an_inner_block_that_has_ended_is_passed_on() -> None:
     assert held.hold.end(again) is None
     assert not waiting.future.done()
     assert held.hold.end(held.tenure) is None
-    assert taken_by(waiting).hold is held.hold
+    assert tenure_of(waiting).hold is held.hold
 
 
 def test_a_hold_does_not_go_on_for_a_tenure_that_was_dropped() -> None:

@@ -13,8 +13,9 @@ from asynclock.rules.model import Verb
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ
 from asynclock.stores.port import WrongKind
+from tests.support.stepped_acquires import acquiring, tenure_of
 from tests.support.stepped_quorum import NAME, clients_over, settle
-from tests.support.stepped_waits import Waits, acquiring, ops, outcome_of, pass_time, reply, sent, tenure_of
+from tests.support.stepped_waits import Waits, ops, outcome_of, pass_time, reply, sent
 
 
 class Stop(BaseException):

@@ -11,7 +11,7 @@ import pytest
 from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
 from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Serve, State
 from asynclock.rules.mutex import FAIR
-from tests.support.stepped_acquires import LEASE, asks, holds, take_away, taken, tickets, under_way, waits
+from tests.support.stepped_acquires import LEASE, acquiring, holds, take_away, tenure_of, tickets, under_way, waits
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 both = pytest.mark.parametrize("nodes", [1, 3])
@@ -27,7 +27,7 @@ def leaves_a_ticket(client: SteppedClient, lease: float) -> None:
 
 
 def undoes_a_try(client: SteppedClient, lease: float) -> None:
-    asks(client, lease=lease, timeout=0).abandon()
+    acquiring(client, lease=lease, timeout=0).abandon()
 
 
 @both
@@ -51,7 +51,7 @@ def test_a_withdrawal_is_sent_as_a_script(nodes: int, answered: bool) -> None:
     which may have no answer yet."""
     client, other, _ = clients_over(nodes)
     holds(other)
-    waiting = waits(client) if answered else asks(client)
+    waiting = waits(client) if answered else acquiring(client)
     waiting.abandon()
     (found,) = {op.queueing.contended for op in under_way(client, RELEASE)}
     assert found
@@ -121,7 +121,7 @@ def test_a_round_that_reached_no_node_is_not_undone(nodes: int) -> None:
 def test_a_round_that_may_have_reached_a_node_is_undone(nodes: int) -> None:
     """Its connection was lost, and another attempt at connecting has failed: the release follows when it is back."""
     client, _, servers = clients_over(nodes)
-    waiting = asks(client)
+    waiting = acquiring(client)
     for node in client.nodes:
         node.cut()
         node.error = OSError("down")
@@ -143,7 +143,7 @@ def last_sent(client: SteppedClient) -> list[Any]:
 def test_a_try_that_was_given_up_is_not_sent_again(nodes: int) -> None:
     """A server that does not know the script answers later than the release was sent. A hold would stay there."""
     client, _, _ = clients_over(nodes)
-    asks(client).abandon()
+    acquiring(client).abandon()
     assert all(op.revoked for op in last_sent(client))
 
 
@@ -151,7 +151,7 @@ def test_no_earlier_round_of_an_id_is_sent_again() -> None:
     """At a single node one release ends all rounds of a waiter."""
     client, other, _ = clients_over(1)
     holds(other)
-    waiting = asks(client)
+    waiting = acquiring(client)
     rounds = last_sent(client)
     settle(client)
     client.clock.advance(LEASE / 3)
@@ -192,7 +192,7 @@ def test_a_ticket_whose_owner_has_won_is_not_sent_again() -> None:
     client, waiting, _ = about_to_win()
     for node in client.nodes[:2]:
         node.carry_out()
-    assert taken(waiting).held
+    assert tenure_of(waiting).held
     (op,) = [op for op in (handler.op for _, handler in client.nodes[2].sent) if op.verb is ACQUIRE]
     assert op.queueing.number == 0
 
@@ -202,7 +202,7 @@ def test_a_late_grant_needs_no_withdrawal() -> None:
     client, waiting, servers = about_to_win()
     for node in client.nodes:
         node.carry_out()
-    assert taken(waiting).held
+    assert tenure_of(waiting).held
     assert not under_way(client)
     assert not any(map(tickets, servers))
 
@@ -213,7 +213,7 @@ def test_a_late_refusal_is_followed_by_a_withdrawal_there_alone() -> None:
     servers[2][NAME] = replace(servers[2][NAME], holds=(Entry("another's", None),))
     for node in client.nodes:
         node.carry_out()
-    tenure = taken(waiting)
+    tenure = tenure_of(waiting)
     assert tenure.held
     assert [sum(op.verb is RELEASE for op, _ in node.sent) for node in client.nodes] == [0, 0, 1]
     settle(client)
@@ -239,7 +239,7 @@ def test_an_early_refusal_is_followed_by_a_withdrawal_as_the_owner_wins() -> Non
     servers[0][NAME] = replace(servers[0][NAME], holds=(Entry("another's", None),))
     for node in client.nodes:
         node.carry_out()
-    tenure = taken(waiting)
+    tenure = tenure_of(waiting)
     assert tenure.held
     assert [sum(op.verb is RELEASE for op, _ in node.sent) for node in client.nodes] == [1, 0, 0]
     settle(client)

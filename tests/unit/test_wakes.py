@@ -10,8 +10,9 @@ from asynclock.protocol.planner import waking_time
 from asynclock.rules.model import Verb
 from asynclock.rules.mutex import MUTEX
 from tests.support.probes import asks_again_at, in_outage
+from tests.support.stepped_acquires import acquiring
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over
-from tests.support.stepped_waits import Waits, acquiring, pass_time, sent, take_down
+from tests.support.stepped_waits import Waits, pass_time, sent, take_down
 
 both = pytest.mark.parametrize("nodes", [1, 3])
 
