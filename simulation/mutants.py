@@ -195,6 +195,9 @@ def put_in_place(mutant: Mutant) -> None:
         raise LookupError(f"{missing} of {mutant.path.name} are not in the module")
     for function in functions:
         function.__code__ = changed[_place_of(function.__code__)]
+    for each in vars(module).values():
+        if hasattr(each, "cache_clear"):  # what the shipped function has returned
+            each.cache_clear()
 
 
 def _assign(module: ModuleType, statement: ast.Assign) -> None:

@@ -423,7 +423,7 @@ class RoundsAtOne(Rounds):
 
     def leave(self) -> None:
         op, ticket = self.op, self.ticket
-        if op is not None and op.queueing.number:
+        if op is not None and (ticket is not None or op.queueing.number):
             op.revoke()  # before the release: the op must not be sent after it
             # No release if it is certain that the node has neither hold nor ticket: in an outage each try would leave a
             # pending one. Else there is always one: a hold or a ticket that stays would block other clients.

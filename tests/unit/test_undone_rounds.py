@@ -11,6 +11,7 @@ import pytest
 from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
 from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Serve, State
 from asynclock.rules.mutex import FAIR
+from tests.support.held import sent_to
 from tests.support.stepped_acquires import LEASE, acquiring, holds, take_away, tenure_of, tickets, under_way, waits
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
@@ -259,3 +260,22 @@ def test_a_renewal_without_an_answer_is_not_undone() -> None:
     assert not under_way(client, RELEASE)
     settle(client)
     assert all(map(tickets, servers))
+
+
+def test_a_waiter_without_fencing_withdraws_the_ticket_of_before_an_outage() -> None:
+    """Its session keeps the ticket, as one of ZooKeeper does. In the outage it asks as if for the first time, without a
+    ticket, and then it gives up."""
+    client, other, servers = clients_over(1)
+    client.quorum.keeps_tickets = True
+    holds(other)
+    waiting = waits(client, fencing=False)
+    asked = sent_to(client.nodes[0])
+    client.nodes[0].cut()
+    while not any(op.plain for op, _ in asked):
+        client.clock.advance(0.1)
+        client.turn()
+    assert tickets(servers[0])
+    waiting.abandon()
+    client.nodes[0].back()
+    settle(client)
+    assert not tickets(servers[0])
