@@ -214,7 +214,7 @@ class Acquisition(Claim):
     def owner_entered(self) -> None:
         """The acquire of the other task of its owner has ended: with the hold, or without."""
         try:
-            if self._begin_entry(self.terms.owner):
+            if isinstance(self.state, OwnerEntering) and self._begin_entry(self.terms.owner):
                 self._begin()
         except BaseException as error:
             self._failed(error)
@@ -222,11 +222,12 @@ class Acquisition(Claim):
     def owner_time_up(self) -> None:
         """Its time is up, and another task of its owner still asks. In an outage that task has put its error into the
         local queue of the name."""
-        queue = self._machine.queues.by_name.get(self.terms.name)
-        if queue is not None and queue.outage is not None:
-            self.fail(copy(queue.outage))
-        else:
-            self._end_without(NoLease(waited=self.terms.timeout or 0.0))
+        if isinstance(self.state, OwnerEntering):
+            queue = self._machine.queues.by_name.get(self.terms.name)
+            if queue is not None and queue.outage is not None:
+                self.fail(copy(queue.outage))
+            else:
+                self._end_without(NoLease(waited=self.terms.timeout or 0.0))
 
     def _begin_beside(self) -> bool:
         """The task may hold some of these names. Then it may get one more hold beside its own, if several ids may hold

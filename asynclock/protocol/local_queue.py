@@ -122,7 +122,7 @@ class LocalWaiter:
             queue.asker.renew_ticket_at(begin + max(0.0, min(left / 4, left - 2 * queue.rtt)))
 
     def check_knows_enough(self, *, again: bool) -> bool:
-        """Its time is up, and it has left the queue. True: a task of this process holds the name, or a majority has
+        """Its time is up, and it leaves the queue. True: a task of this process holds the name, or a majority has
         answered the asker lately, so the waiter is refused. False, only with `again`: the loop was blocked, so the
         asker asks late, and the waiter waits for that answer. Raises QuorumUnavailable if a majority is out of reach,
         or has not answered the asker lately: then it is unknown whether the name is held."""

@@ -420,11 +420,6 @@ class Planner:
         self._pace.join(error, patience_ends)
 
     @property
-    def reasons(self) -> dict[int, Exception]:
-        """The last error of each node in this outage."""
-        return self._pace.reasons
-
-    @property
     def patience_ends(self) -> float:
         """When the patience for this outage ends; math.inf: there is no outage."""
         return self._pace.ends
