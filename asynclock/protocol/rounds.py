@@ -427,7 +427,8 @@ class RoundsAtOne(Rounds):
             op.revoke()  # before the release: the op must not be sent after it
             # No release if it is certain that the node has neither hold nor ticket: in an outage each try would leave a
             # pending one. Else there is always one: a hold or a ticket that stays would block other clients.
-            if ticket is not None or self.ballot is None or not self.ballot.left_nothing:
+            only_round = ticket is None or op.queueing.number == ticket.number == 1  # that has sent a ticket of this id
+            if self.ballot is None or not (only_round and self.ballot.left_nothing):
                 withdraw(self._core, self._terms, op.id)
         elif self.ballot is not None:
             self._undo(self.ballot)

@@ -8,8 +8,9 @@ from asynclock import QuorumUnavailable
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.rules.model import Verb
 from asynclock.rules.mutex import MUTEX
+from tests.support.held import sent_to
 from tests.support.probes import asks_again_at
-from tests.support.stepped_acquires import acquiring, tenure_of
+from tests.support.stepped_acquires import acquiring, holds, tenure_of
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 from tests.support.stepped_waits import Waits, fail, ops, outcome_of, pass_time, reply, sent, take_down
 
@@ -205,3 +206,22 @@ def test_a_try_with_timeout_zero_is_undone_and_repeated() -> None:
     settle(client)
     tenure = tenure_of(trying)
     assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
+
+
+@pytest.mark.parametrize("refused_before", [False, True])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_the_tries_of_an_outage_leave_no_releases(refused_before: bool, behind: int) -> None:
+    """A node that is down keeps each release for its next connection. None of these tries has reached it. What was
+    there before the outage is withdrawn once."""
+    holder, client, _ = clients_over(1)
+    holds(holder)
+    node, asked = client.nodes[0], sent_to(client.nodes[0])
+    for _ in range(1 + behind):
+        acquiring(client)
+    if refused_before:
+        settle(client)
+    node.cut()
+    node.listens = False
+    while sum(op.verb is Verb.ACQUIRE for op, _ in asked) < 6:
+        pass_time(client, 0.1)
+    assert sum(op.verb is Verb.RELEASE for op, _ in asked) == 1
