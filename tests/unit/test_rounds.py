@@ -10,12 +10,14 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from asynclock.locks.multi import Multi
 from asynclock.protocol.hold import Tenure
 from asynclock.protocol.rounds import POLLED, RoundsAtOne, Wake, fresh_for
 from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import WON, Ballot
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import ACQUIRE, ID_LENGTH, RELEASE, SERVED, WAIT, Notice, Op, State, polls
+from asynclock.rules.model import ACQUIRE, ID_LENGTH, RELEASE, SERVED, WAIT, Notice, Op, Part, State, polls
+from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import ReplyHandler
@@ -540,3 +542,30 @@ def test_a_permit_over_several_nodes_has_a_slot_that_is_drawn() -> None:
         tenure = holds(client, kind=kind)
         assert tenure.hold.op.kind.mode == kind.at(slot).mode
         assert tenure.hold.op.id.partition("|")[2].startswith(kind.at(slot).mode)
+
+
+# -- several names ----------------------------------------------------------------------------------------------------
+
+
+def multi(*names: str) -> Multi:
+    return Multi([Part(each, MUTEX) for each in names])
+
+
+def test_a_try_for_several_names_notifies_the_next_waiter_of_another_name_once() -> None:
+    """It is refused, because one of its names is held, and gives back the place that it had at the other one. Each
+    notice more makes that waiter ask once in vain."""
+    holder, client, servers = clients_over(1)
+    first, next_one = (SteppedClient(letter, servers, client.clock, client.clients) for letter in "cd")
+    holds(holder, kind=multi("held", "other"))
+    waits(client, kind=multi(NAME, "held"))
+    before = holds(first, kind=multi(NAME, "a"))
+    waits(next_one, kind=multi(NAME, "b"))
+    before.hold.end(before)
+    settle(first)
+    notices = list[Notice]()
+    next_one.machine.received = lambda index, notice: notices.append(notice)  # type: ignore[method-assign]
+    while not client.nodes[0].sent:
+        client.clock.advance(0.1)
+        client.turn()
+    client.nodes[0].carry_out()
+    assert len(notices) == 1
