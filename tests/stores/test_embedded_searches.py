@@ -116,6 +116,24 @@ def test_a_search_gives_up(stopped_start: SlowStart, monkeypatch: pytest.MonkeyP
         finding.Search(Home("default")).work()
 
 
+def test_a_search_names_its_obstacle_while_it_looks_again(
+    stopped_start: SlowStart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller may give up at that moment, and the server that does not run yet is not the reason."""
+    search, found, probe = finding.Search(Home("default")), list[finding.Obstacle](), finding.valkey.probe
+
+    def seen(path: Path) -> finding.valkey.Probe:
+        found.append(search.obstacle)
+        if len(found) == 2:
+            raise EOFError
+        return probe(path)
+
+    monkeypatch.setattr(finding.valkey, "probe", seen)
+    with pytest.raises(EOFError):
+        search.work()
+    assert f"process {stopped_start.program.pid}, which is stopped" in found[1].text
+
+
 async def test_a_start_that_is_stopped_while_it_is_waited_for(slow_start: SlowStart) -> None:
     """A caller that waits longer than its limit, because the server starts, learns soon that this was stopped."""
     patient = asyncio.create_task(socket_of(Home("default"), LIMIT))
@@ -162,7 +180,7 @@ def test_a_search_does_not_hold_up_the_end_of_the_program(box: Box) -> None:
 async def under_way(task: asyncio.Task[Path]) -> None:
     """Wait until its search has found that a server starts."""
     async with asyncio.timeout(LIMIT):
-        while (search := search_under_way()) is None or not search.progresses:
+        while (search := search_under_way()) is None or not search.obstacle.progresses:
             assert not task.done()
             await asyncio.sleep(0)
 

@@ -198,7 +198,7 @@ GUARDED = (
     search = embedded.Search(Home("a"))
     starts = threading.Thread(target=search.work)
     starts.start()
-    while not search.progresses:
+    while not search.obstacle.progresses:
         pass                                        # it is inside, and waits at the door
     in_child(lambda: embedded.Search(Home("b")).work())
     door.close()
@@ -342,9 +342,9 @@ FOUND = """
     search = Search(Home("default"))
     found = threading.Thread(target=lambda: print(search.work(), flush=True))
     found.start()
-    while not search.progresses:
+    while not search.obstacle.progresses:
         pass
-    print(search.hindrance, flush=True)
+    print(search.obstacle.text, flush=True)
 """
 
 

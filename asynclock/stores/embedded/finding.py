@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
@@ -90,6 +90,15 @@ def _open(path: Path) -> Iterator[int]:
             os.close(file)
 
 
+class Obstacle(NamedTuple):
+    """What a search waits for."""
+
+    text: str  # "": for nothing
+    progresses: bool = False
+    """Whether the server starts or ends, and no process that has to do with it is known to be stopped. This takes its
+    time."""
+
+
 class Search(Call[Path]):
     """Finds the socket of the user's server, which is started if it does not run."""
 
@@ -99,13 +108,7 @@ class Search(Call[Path]):
         super().__init__()
         self._home = home
         self._give_up = time.monotonic() + LIMIT
-        self.progresses = False
-        """Whether the server starts or ends, and no process that has to do with it is known to be stopped. This takes
-        its time."""
-
-        self.hindrance = ""
-        """What the search waits for; "": for nothing."""
-
+        self.obstacle = Obstacle("")  # as one value: event loops read it at any time
         self._starts = "the embedded server starts, and does not answer yet"
 
     def work(self) -> Path:
@@ -133,8 +136,10 @@ class Search(Call[Path]):
         """Whether the server answers. Else it was started, or there is something to wait for."""
         if not self._enter(folder):
             return False
-        silent = f"{_named(_ids_in(folder / 'alive')[1:], 'the embedded server')} does not answer"
-        self._say(silent)
+        server = _ids_in(folder / "alive")[1:]
+        silent = f"{_named(server, 'the embedded server', _stopped(server))} does not answer"
+        if not self.obstacle.text:  # else that of the last look counts until this one has ended
+            self._say(silent)
         answer = valkey.probe(path)
         if answer is valkey.Probe.ANSWERS and _uses(folder):
             return True
@@ -156,8 +161,9 @@ class Search(Call[Path]):
         with _open(folder / "door") as door:
             if not _lock(door, fcntl.LOCK_EX):
                 ids = _ids_in(folder / "door")
-                starter = _named(ids, "another program")
-                self._wait_for(f"{starter} starts the embedded server", progresses=not _stopped(ids))
+                stopped = _stopped(ids)
+                starter = _named(ids, "another program", stopped)
+                self._wait_for(f"{starter} starts the embedded server", progresses=not stopped)
                 return
             with contextlib.suppress(OSError):  # a full disk: the id is for messages only
                 os.pwrite(door, text_of(os.getpid()), 0)
@@ -170,18 +176,18 @@ class Search(Call[Path]):
 
     def _wait_for_keeper(self, folder: Path, does: str) -> None:
         ids = _ids_in(folder / "alive")
-        keeper = _named(ids, "the process that keeps the embedded server")
-        self._wait_for(f"{keeper} {does} it", progresses=not _stopped(ids))
+        stopped = _stopped(ids)
+        keeper = _named(ids, "the process that keeps the embedded server", stopped)
+        self._wait_for(f"{keeper} {does} it", progresses=not stopped)
 
     def _wait_for(self, hindrance: str, *, progresses: bool = False) -> None:
         """Raises ConnectionError once this has taken too long."""
-        self.progresses = progresses
-        self._say(hindrance)
+        self._say(hindrance, progresses)
         if time.monotonic() > self._give_up:
-            raise ConnectionError(self.hindrance)
+            raise ConnectionError(self.obstacle.text)
 
-    def _say(self, hindrance: str) -> None:
-        self.hindrance = f"{hindrance}: check {self._home.path}"
+    def _say(self, hindrance: str, progresses: bool = False) -> None:
+        self.obstacle = Obstacle(f"{hindrance}: check {self._home.path}", progresses)
 
 
 def _lock(file: int, how: int) -> bool:
@@ -209,11 +215,11 @@ def _stopped(ids: Sequence[int]) -> bool:
         return False
 
 
-def _named(ids: Sequence[int], what: str) -> str:
-    """With the id of the first process, if it is known."""
+def _named(ids: Sequence[int], what: str, stopped: bool) -> str:
+    """With the id of the first process, if it is known, and whether that is `stopped`."""
     if not ids:
         return what
-    return f"{what} (process {ids[0]}{', which is stopped' if _stopped(ids) else ''})"
+    return f"{what} (process {ids[0]}{', which is stopped' if stopped else ''})"
 
 
 def _use(folder: Path) -> bool:

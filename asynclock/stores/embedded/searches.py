@@ -26,7 +26,8 @@ async def socket_of(home: Home, limit: float) -> Path:
     search = _searches.start(str(home.path), partial(Search, home))
     await wait_for_call(search, limit)
     while not search.done():
-        if not search.progresses:
-            raise ConnectionError(search.hindrance or f"{search.purpose} has no result after {limit:g} s")
+        obstacle = search.obstacle
+        if not obstacle.progresses:
+            raise ConnectionError(obstacle.text or f"{search.purpose} has no result after {limit:g} s")
         await wait_for_call(search, _LOOKS)
     return result_of(search)
