@@ -8,6 +8,7 @@ from typing import Any
 
 from asynclock._options import LockSettings
 from asynclock.protocol.acquisition import Acquisition
+from asynclock.protocol.handover import Adoption
 from asynclock.protocol.hold import Tenure
 from asynclock.protocol.terms import Terms
 from asynclock.rules.model import Entry, Op, State, Ticket, Verb
@@ -45,9 +46,9 @@ def holds(client: SteppedClient, **options: Any) -> Tenure:
     return tenure_of(acquisition)
 
 
-def tenure_of(acquisition: Acquisition) -> Tenure:
+def tenure_of(claim: Acquisition | Adoption) -> Tenure:
     """What it has got."""
-    tenure = acquisition.take()
+    tenure = claim.take()
     assert isinstance(tenure, Tenure)
     return tenure
 

@@ -22,6 +22,7 @@ from asynclock.protocol.terms import Terms
 from asynclock.rules.model import State
 from asynclock.rules.mutex import MUTEX
 from spec.machine import Task
+from tests.support.stepped_acquires import tenure_of
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 both = pytest.mark.parametrize("nodes", [1, 3])
@@ -86,8 +87,7 @@ async def test_a_caller_that_goes_before_it_has_its_tenure_gives_it_back(nodes: 
     settle(client, other)
     claim.abandon()
     settle(client, other)
-    tenure = again.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(again)
     assert tenure.held
 
 
@@ -108,8 +108,7 @@ async def test_what_no_caller_has_had_is_released_without_an_event() -> None:
     for taken in (False, True):
         claim = asked(client)
         settle(client)
-        tenure = claim.take()
-        assert isinstance(tenure, Tenure)
+        tenure = tenure_of(claim)
         if taken:
             tenure.hold.end(tenure)
         else:
@@ -151,8 +150,7 @@ async def test_a_grant_for_a_cancelled_caller_goes_to_the_next_task(nodes: int) 
     first, second = asked(client), asked(client)
     first.future.cancel()
     settle(client)
-    tenure = second.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(second)
     assert tenure.held
 
 

@@ -14,6 +14,7 @@ from asynclock.rules.model import DONE, MARKS_FREE, RELEASE, Entry, Notice, Op, 
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.undelivered import PendingRelease
 from spec.machine import Result
+from tests.support.stepped_acquires import holds
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 WITHIN = 3600.0
@@ -30,11 +31,7 @@ class Run:
         self.tenure = self.acquired()
 
     def acquired(self) -> Tenure:
-        acquisition = self.client.acquire()
-        settle(self.client)
-        tenure = acquisition.take()
-        assert isinstance(tenure, Tenure)
-        return tenure
+        return holds(self.client)
 
     @property
     def hold(self) -> Hold:

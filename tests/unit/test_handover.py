@@ -8,10 +8,10 @@ import pytest
 
 from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable
 from asynclock.protocol.handover import Adoption, Handle, handle_of, parse_handle
-from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import ADOPT, Op
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.port import ReplyHandler
+from tests.support.stepped_acquires import tenure_of
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 LEASE = 30.0
@@ -53,7 +53,7 @@ class Detached:
         acquiring = self.giver.acquire()
         for index in set(range(nodes)) - set(missed):
             self.giver.nodes[index].carry_out()
-        self.tenure = tenure_of(acquiring.take())
+        self.tenure = tenure_of(acquiring)
         self.tenure.hold.detach(self.tenure)
         self.giver.machine.watchdog.stop()  # its timer
 
@@ -63,11 +63,6 @@ class Detached:
         now = self.clock.wall()
         states = [each[NAME].at(now) for each in self.servers]
         return [[hold.id[0] for hold in state.holds] for state in states]
-
-
-def tenure_of(result: object) -> Tenure:
-    assert isinstance(result, Tenure)
-    return result
 
 
 def error_of(adoption: Adoption) -> LockError:
@@ -91,7 +86,7 @@ def test_the_token_rises_though_the_counter_is_lost_and_the_clock_is_behind() ->
     adopting = found.taker.adopt(found.tenure)
     found.clock.jump_wall(5.0)
     settle(found.taker)
-    assert tenure_of(adopting.take()).fence > found.tenure.fence
+    assert tenure_of(adopting).fence > found.tenure.fence
 
 
 def test_the_token_of_an_adopter_is_not_ahead_of_its_clock() -> None:
@@ -99,7 +94,7 @@ def test_the_token_of_an_adopter_is_not_ahead_of_its_clock() -> None:
     found = Detached(1)
     adopting = found.taker.adopt(found.tenure)
     settle(found.taker)
-    adopted = tenure_of(adopting.take())
+    adopted = tenure_of(adopting)
     assert adopted.fence <= found.clock.wall() * 1_000_000 + 1
     adopted.hold.end(adopted)
     settle(found.taker)
@@ -107,7 +102,7 @@ def test_the_token_of_an_adopter_is_not_ahead_of_its_clock() -> None:
     found.clock.advance(0.001)
     acquiring = found.giver.acquire()
     settle(found.giver)
-    assert tenure_of(acquiring.take()).fence > adopted.fence
+    assert tenure_of(acquiring).fence > adopted.fence
 
 
 def test_a_reply_after_the_client_has_begun_to_close_makes_no_hold() -> None:
@@ -145,7 +140,7 @@ def test_a_late_command_of_the_giver_brings_nothing_back(order: tuple[int, ...])
     settle(found.taker)
     found.giver.nodes[2].carry_out()
     assert found.holders == [["b"], ["b"], []]
-    adopted = tenure_of(adopting.take())
+    adopted = tenure_of(adopting)
     adopted.hold.end(adopted)
     settle(found.taker)
     assert found.holders == [[], [], []]
@@ -172,7 +167,7 @@ def test_the_release_reaches_a_node_of_an_earlier_round() -> None:
     back.back()
     found.clock.advance(0.1)
     settle(found.taker)
-    adopted = tenure_of(adopting.take())
+    adopted = tenure_of(adopting)
     lost.sent.append(late)
     lost.carry_out()
     assert found.holders == [["b"]] * 3
@@ -207,7 +202,7 @@ def test_an_adoption_asks_again_until_a_majority_answers() -> None:
         node.back()
     found.clock.advance(0.5)
     settle(found.taker)
-    assert tenure_of(found.adopting.take()).held
+    assert tenure_of(found.adopting).held
     assert found.holders == [["b"]] * 3
 
 

@@ -141,8 +141,7 @@ def test_the_release_of_an_adopted_hold_is_kept_for_the_longest_lease_of_all(end
     adopting = held.client.adopt(held.tenure)
     if ends == "released":
         settle(giver, held.client)
-        adopted = adopting.take()
-        assert isinstance(adopted, Tenure)
+        adopted = tenure_of(adopting)
         adopted.hold.end(adopted)
     else:
         adopting.abandon()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from asynclock.protocol.hold import Tenure
+from tests.support.stepped_acquires import holds, tenure_of
 from tests.support.stepped_quorum import NAME, clients_over, settle
 
 
@@ -17,13 +17,11 @@ def test_a_late_acquire_brings_no_detached_hold_back() -> None:
     for node in giver.nodes[:2]:
         node.carry_out()
     giver.turn()
-    given = acquiring.take()
-    assert isinstance(given, Tenure)
+    given = tenure_of(acquiring)
     given.hold.detach(given)
     adopting = taker.adopt(given)
     settle(taker)
-    taken = adopting.take()
-    assert isinstance(taken, Tenure)
+    taken = tenure_of(adopting)
     settle(giver, taker)
     assert [[each.id for each in server[NAME].holds] for server in servers[:2]] == [[taken.hold.op.id]] * 2
     assert not [each for each in servers[2][NAME].holds if each.id == given.hold.op.id]
@@ -39,8 +37,7 @@ def test_a5_a_late_refusal_beside_a_refused_extend_hides_no_loss() -> None:
     for node in holder.nodes[:2]:
         node.carry_out()
     holder.turn()
-    tenure = acquiring.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(acquiring)
     del servers[1][NAME]
     tenure.hold.extend(30.0)
     for node in holder.nodes:
@@ -56,10 +53,7 @@ def test_a_late_grant_with_a_smaller_counter_raises_it(ahead: int) -> None:
     """A majority has the token. The node that grants late, with a smaller counter, gets the token, too; a node that has
     it already gets nothing."""
     earlier, holder, servers = clients_over(3)
-    acquiring = earlier.acquire()
-    settle(earlier)
-    before = acquiring.take()
-    assert isinstance(before, Tenure)
+    before = holds(earlier)
     before.hold.end(before)
     settle(earlier)
     for server in servers[:2]:
@@ -68,8 +62,7 @@ def test_a_late_grant_with_a_smaller_counter_raises_it(ahead: int) -> None:
     for node in holder.nodes:
         node.carry_out()
     holder.turn()
-    tenure = acquiring.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(acquiring)
     assert [len(node.sent) for node in holder.nodes] == [0, 0, 1 if ahead else 0]
     settle(holder)
     assert [server[NAME].fence for server in servers] == [tenure.fence] * 3

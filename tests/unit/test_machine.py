@@ -24,6 +24,7 @@ from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import Reconnecting, WrongKind
 from spec.machine import Task
 from tests.support.probes import asks_again_at, in_outage
+from tests.support.stepped_acquires import tenure_of
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 SOON = 0.05
@@ -43,9 +44,7 @@ def held(client: SteppedClient, kind: Kind = MUTEX, name: str = NAME) -> Tenure:
     """A task of that client has it."""
     acquisition = asked(client, kind, name)
     settle(client)
-    tenure = acquisition.take()
-    assert isinstance(tenure, Tenure)
-    return tenure
+    return tenure_of(acquisition)
 
 
 def waiting(nodes: int, *names: str) -> tuple[SteppedClient, list[Acquisition]]:
@@ -329,8 +328,7 @@ def test_a_grant_that_came_too_late_is_no_hold() -> None:
     for _ in range(10):
         settle(client)
         client.clock.advance(0.1)
-    tenure = acquiring.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(acquiring)
     assert tenure.held
 
 

@@ -345,18 +345,23 @@ def test_a_notice_wins_a_ballot_at_the_time_of_its_sending() -> None:
     assert ballot.complete
 
 
-@pytest.mark.parametrize("ended", [{"broken": True}, {"expired": True}], ids=lambda flags: next(iter(flags)))
-def test_a_grant_that_has_ended_before_it_was_taken_is_none(ended: dict[str, bool]) -> None:
-    """The notices of both come while the ticket is being renewed. Another client has the name by then."""
-    client, other, servers = clients_over(1)
-    held = holds(other)
-    waiting = waits(client)
+def grant_while_it_renews(client: SteppedClient, other: SteppedClient, held: Tenure) -> None:
+    """The other client releases the name while the renewal of the ticket is under way."""
     client.clock.advance(LEASE / 3)
     client.turn()
     assert under_way(client, ACQUIRE)
     held.hold.end(held)
     while other.nodes[0].sent:
         other.nodes[0].carry_out()
+
+
+@pytest.mark.parametrize("ended", [{"broken": True}, {"expired": True}], ids=lambda flags: next(iter(flags)))
+def test_a_grant_that_has_ended_before_it_was_taken_is_none(ended: dict[str, bool]) -> None:
+    """The notices of both come while the ticket is being renewed. Another client has the name by then."""
+    client, other, servers = clients_over(1)
+    held = holds(other)
+    waiting = waits(client)
+    grant_while_it_renews(client, other, held)
     (granted,) = servers[0][NAME].holds
     assert granted.id[0] == "a"
     client.machine.received(0, Notice(granted.id[:ID_LENGTH], 0, name=NAME, **ended))
@@ -511,12 +516,7 @@ def test_the_number_of_fences_of_a_ticket_stays_the_same() -> None:
     client, other, _ = clients_over(1)
     held = holds(other)
     first, _ = waits(client), waits(client)
-    client.clock.advance(LEASE / 3)
-    client.turn()
-    assert under_way(client, ACQUIRE)
-    held.hold.end(held)
-    while other.nodes[0].sent:
-        other.nodes[0].carry_out()
+    grant_while_it_renews(client, other, held)
     settle(client)
     tenure = tenure_of(first)
     assert held.fence < tenure.fence == tenure.hold.last_fence

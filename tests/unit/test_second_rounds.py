@@ -13,6 +13,7 @@ from asynclock.protocol.hold import Tenure
 from asynclock.protocol.states import Confirming
 from asynclock.rules.model import Entry, State
 from tests.support.probes import in_outage
+from tests.support.stepped_acquires import holds, tenure_of
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 
@@ -22,8 +23,7 @@ def test_a_win_whose_second_round_is_cut_off_is_undone() -> None:
     holder, waiter, servers = clients_over(3)
     first = holder.acquire()
     settle(holder, waiter)
-    tenure = first.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(first)
     second = waiter.acquire()
     settle(holder, waiter)
     for ahead, server in enumerate(servers[:2], 1):  # the counters differ
@@ -75,8 +75,7 @@ def test_a_node_that_refuses_the_second_round_does_not_count(late: bool) -> None
     for each in order:
         holder.nodes[each].carry_out()
     holder.turn()
-    tenure = acquiring.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(acquiring)
     assert tenure.held
     del servers[1][NAME]
     tenure.hold.extend(30.0)
@@ -95,8 +94,7 @@ def test_a_node_that_refused_the_second_round_gets_the_hold_again() -> None:
     for each in (2, 0, 1):
         holder.nodes[each].carry_out()
     holder.turn()
-    tenure = acquiring.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(acquiring)
     for _ in range(10):
         holder.clock.advance(0.01)
         settle(holder)
@@ -150,8 +148,7 @@ def test_a_second_round_without_a_majority_is_an_outage_if_the_nodes_are_away(
     for _ in range(10):
         settle(holder)
         holder.clock.advance(0.1)
-    tenure = acquiring.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(acquiring)
     assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
 
 
@@ -163,8 +160,7 @@ def test_a_node_that_is_silent_in_the_second_round_counts_by_the_first() -> None
     for node in holder.nodes[:3]:
         node.carry_out()
     holder.turn()
-    tenure = acquiring.take()
-    assert isinstance(tenure, Tenure)
+    tenure = tenure_of(acquiring)
     for server in servers[:2]:
         del server[NAME]
     tenure.hold.extend(30.0)
@@ -177,10 +173,7 @@ def test_a_node_that_is_silent_in_the_second_round_counts_by_the_first() -> None
 def test_an_adoption_raises_the_counters_of_the_nodes() -> None:
     """They differ, so its token needs a second round, as that of an acquire does."""
     giver, taker, servers = clients_over(3)
-    acquiring = giver.acquire()
-    settle(giver)
-    given = acquiring.take()
-    assert isinstance(given, Tenure)
+    given = holds(giver)
     given.hold.detach(given)
     for ahead, server in enumerate(servers):
         server[NAME] = replace(server[NAME], fence=10**17 + ahead)
@@ -189,6 +182,5 @@ def test_an_adoption_raises_the_counters_of_the_nodes() -> None:
         node.carry_out()
     assert isinstance(adopting.state, Confirming)
     settle(taker)
-    taken = adopting.take()
-    assert isinstance(taken, Tenure)
+    taken = tenure_of(adopting)
     assert all(server[NAME].fence >= taken.fence for server in servers)
