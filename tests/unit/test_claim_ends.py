@@ -206,6 +206,7 @@ async def test_the_next_task_asks_when_a_claim_fails(nodes: int) -> None:
     assert isinstance(second.state, Queued)
     first.fail(LockError("any"))
     assert isinstance(second.state, Asking)
+    assert isinstance(first.future.exception(), LockError)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -47,10 +47,11 @@ async def test_each_slice_of_all_holds_ends_when_its_time_is_over(name: str, mon
             await lease.release()
 
 
-async def test_a_hold_that_has_ended_meanwhile_is_left_out(name: str) -> None:
+async def test_a_hold_that_has_ended_meanwhile_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that closes would release it a second time."""
     async with Redlock(MemoryStore(FakeClock())) as client:
         holds, leases = await several(client, name)
+        monkeypatch.setattr(holds.core, "spent", lambda: 0.0)  # one slice, on a busy machine too
         found = holds.in_slices()
         assert next(found) is hold_of(leases[0])
         for lease in leases[1:]:
