@@ -10,7 +10,7 @@ from asynclock import QuorumUnavailable
 from asynclock.rules.model import Verb
 from tests.support.stepped_acquires import acquiring, tenure_of
 from tests.support.stepped_quorum import clients_over, settle
-from tests.support.stepped_waits import Waits, outcome_of, pass_time, refusal_of, reply, sent
+from tests.support.stepped_waits import Waits, fail, outcome_of, pass_time, refusal_of, reply, sent
 
 TIMEOUT = 6.0
 LAST = TIMEOUT / 3
@@ -197,3 +197,25 @@ def test_a_task_that_waited_longer_than_its_patience_has_it_still() -> None:
     assert outcome_of(second) is None
     settle(client)
     assert outcome_of(second) == "ended"
+
+
+def test_an_answer_before_an_outage_is_too_old_after_it() -> None:
+    """Three tasks wait. The first has had an answer, has met an outage since, and is cancelled. The second is refused
+    by a reply that came as its time was up. So the third asks, and has no answer at the end of its time: whether the
+    name is held is unknown, though the answer before the outage would be new enough."""
+    waits = Waits(1)
+    client, (node,) = waits.client, waits.client.nodes
+    second, third = acquiring(client, 10.0), acquiring(client, 10.2)
+    pass_time(client, 7.75)
+    reply(client)
+    pass_time(client, 0.25)
+    waits.notify(0)
+    fail(client)
+    waits.acquisition.abandon()
+    client.clock.advance(2.0)
+    while node.sent:
+        node.carry_out()
+    client.turn()
+    assert refusal_of(second).waited == 10.0
+    pass_time(client, 0.2)
+    assert isinstance(outcome_of(third), QuorumUnavailable)
