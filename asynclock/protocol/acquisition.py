@@ -345,7 +345,11 @@ class Acquisition(Claim):
     # -- asking --------------------------------------------------------------------------------------------------
 
     def _ask(self, *, probe: bool) -> None:
-        """Send a round. `probe`: see `Rounds.send`."""
+        """Send a round. `probe`: see `Rounds.send`. While the client closes, end instead: its holds are released, so a
+        round would have the servers notify its waiters that have not ended yet."""
+        if self._core.closed:
+            self.close()
+            return
         rounds, planner, queue = self._rounds, self.planner, self._queue
         if rounds is None:
             rounds = self._rounds = self._machine.rounds(self._core, self._machine.tickets, self.terms, self)

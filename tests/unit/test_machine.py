@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from asynclock._errors import ConfigError
 from asynclock._options import BROKEN_BY, LockSettings
 from asynclock.events import NodeDown, NodeUp, Quarantined
 from asynclock.locks.multi import Multi
@@ -17,7 +18,7 @@ from asynclock.protocol.hold import Hold, Tenure
 from asynclock.protocol.machine import end_unwanted
 from asynclock.protocol.states import Asking, BackingOff, ClaimState, Queued
 from asynclock.protocol.terms import Terms
-from asynclock.rules.model import ID_LENGTH, Kind, Notice, Part, Serve
+from asynclock.rules.model import ID_LENGTH, RELEASE, Kind, Notice, Part, Serve
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ
 from asynclock.rules.semaphore import Semaphore
@@ -355,6 +356,24 @@ def test_a_client_that_closes_does_not_notify_itself() -> None:
     client.machine.begin_close()
     client.machine.close_hold(tenure.hold)
     assert [[op.queueing.serve for op, _ in node.sent] for node in client.nodes] == [[Serve.NOBODY]] * 3
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_client_that_closes_asks_no_more(nodes: int) -> None:
+    """Its hold is released, and its waiters end in later turns of the loop. Before that, one of them is to send its
+    ticket again, since a node was connected: the servers would notify those before it. It withdraws its ticket."""
+    client, _, _ = clients_over(nodes)
+    tenure = held(client, Semaphore(1))
+    waits = asked(client, Semaphore(1))
+    settle(client)
+    client.machine.connected(True)
+    client.closed = True
+    client.machine.begin_close()
+    client.machine.close_hold(tenure.hold)
+    client.clock.advance(1.0)
+    client.turn()
+    assert {op.verb for node in client.nodes for op, _ in node.sent} == {RELEASE}
+    assert isinstance(waits.future.exception(), ConfigError)
 
 
 # -- names that were released to other clients -------------------------------------------------------------------------
