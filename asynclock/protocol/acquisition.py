@@ -347,7 +347,7 @@ class Acquisition(Claim):
     def _ask(self, *, probe: bool) -> None:
         """Send a round. `probe`: see `Rounds.send`. While the client closes, end instead: its holds are released, so a
         round would have the servers notify its waiters that have not ended yet."""
-        if self._core.closed:
+        if self._machine.queues.closed:
             self.close()
             return
         rounds, planner, queue = self._rounds, self.planner, self._queue

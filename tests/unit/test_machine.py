@@ -367,7 +367,6 @@ def test_a_client_that_closes_asks_no_more(nodes: int) -> None:
     waits = asked(client, Semaphore(1))
     settle(client)
     client.machine.connected(True)
-    client.closed = True
     client.machine.begin_close()
     client.machine.close_hold(tenure.hold)
     client.clock.advance(1.0)
