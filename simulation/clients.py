@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, LockError, LockNotHeld, QuorumUnavailable, SelfDeadlock, client_closed
 from asynclock._options import ClientSettings, node_timeout
+from asynclock.protocol.core import SLICE
 from asynclock.protocol.handover import handle_of, parse_handle
 from asynclock.protocol.hold import Tenure
 from asynclock.protocol.machine import Machine
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from asynclock._errors import Reason
     from asynclock._options import LockSettings
     from asynclock.events import Event
+    from asynclock.protocol.machine import Claim
     from asynclock.quorum.ballot import Ballot
     from asynclock.stores.port import Notice
     from simulation.plan import Job, LockPlan
@@ -422,10 +424,16 @@ class Client:
         for hold in self.machine.holds.in_slices():
             if hold is not None:
                 self.machine.close_hold(hold)
-        self.machine.watchdog.stop()
-        for claim in list(self.machine.under_way):
-            claim.close()
         self._gone()
+        self._close_claims(list(reversed(self.machine.under_way)))
+
+    def _close_claims(self, left: list[Claim]) -> None:
+        """In slices, between which its loop runs: here each claim is a slice."""
+        if left:
+            left.pop().close()
+            self.own_clock.call_at(self.clock.now() + SLICE, partial(self._close_claims, left))
+            return
+        self.machine.watchdog.stop()
         self.machine.holds.done_marks.begin_close(self.result())
         self.own_clock.call_at(self.clock.now() + 0.01, partial(self._hang_up, self.clock.now()))
 

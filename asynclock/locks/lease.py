@@ -304,7 +304,7 @@ async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
     hold = tenure.hold
     session: Session = hold.core  # type: ignore[assignment] # as `session_of`, with two calls less
     lost = tenure.state is LOST
-    if session.hung_up:  # no release can be sent any more
+    if session.hung_up or (lost and tenure.loss == "closed"):  # no release can be sent any more, or the close sent it
         if not session.forked:
             hold.lose("closed")
         forget(tenure, kept)

@@ -99,12 +99,16 @@ class Adoption(Claim):
         return Adoption(self._machine, self.terms, self._handle)
 
     def _ask(self) -> None:
+        """While the client closes, end instead: the handle stays as it is, for another client."""
+        if self._machine.queues.closed:
+            self.close()
+            return
         core = self._core
         within = core.within(self.terms.settings)
         self._enter(Asking(core.quorum.ask(self._op, within, on_settled=self.settled)))
 
     def settled(self, ballot: Ballot) -> None:
-        if self._core.closed:
+        if self._machine.queues.closed:
             self.close()
         else:
             super().settled(ballot)

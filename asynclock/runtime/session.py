@@ -339,9 +339,9 @@ class Session:
             await anext(self._closer)
         if not self.opened:
             await opening.open_nodes(self.quorum)
-            self.opened = True
+            self.opened = not self.closed
         error = await opening.check(self.quorum, self.within(self.settings.lock)) if self._votes else None
-        self.ready = self._votes and not isinstance(error, ConfigError)
+        self.ready = self._votes and not self.closed and not isinstance(error, ConfigError)
         quarantines, self._quarantines = self._quarantines, {}
         for event in quarantines.values():
             self.tell(event)

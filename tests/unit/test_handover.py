@@ -110,7 +110,7 @@ def test_a_reply_after_the_client_has_begun_to_close_makes_no_hold() -> None:
     name is free."""
     found = Detached(3)
     adopting = found.taker.adopt(found.tenure)
-    found.taker.closed = True
+    found.taker.machine.begin_close()
     settle(found.taker)
     with pytest.raises(ConfigError, match="closed"):
         raise error_of(adopting)
@@ -229,6 +229,30 @@ def test_an_adoption_that_is_given_up_in_a_pause_asks_no_more() -> None:
         node.back()
     found.clock.advance(found.taker.settings.patience)
     assert adoptions_sent(found.taker) == 0
+
+
+def test_an_adoption_asks_no_more_once_the_client_closes() -> None:
+    """Its pause ends between two slices of the close, and the nodes are back. The handle is not used up: another client
+    adopts the hold."""
+    found = Outage()
+    for node in found.taker.nodes:
+        node.back()
+    found.taker.machine.begin_close()
+    found.clock.advance(found.taker.settings.patience)
+    assert adoptions_sent(found.taker) == 0
+    assert isinstance(error_of(found.adopting), ConfigError)
+    adopting = found.giver.adopt(found.tenure)
+    settle(found.taker, found.giver)
+    assert tenure_of(adopting).held
+
+
+def test_a_pending_adoption_in_a_forked_child_is_not_told_of_a_close() -> None:
+    """There `closed` means that nothing is sent any more. It gets the error of the nodes, which names the fork."""
+    found = Outage()
+    found.taker.closed = found.taker.forked = True
+    found.clock.advance(2 * found.taker.settings.patience)
+    settle(found.taker)
+    assert isinstance(error_of(found.adopting), QuorumUnavailable)
 
 
 def test_an_error_at_the_end_of_a_pause_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
