@@ -1,4 +1,4 @@
-"""A client with much to close does so in slices, between which its event loop runs: what happens there (HAZARDS A19)."""
+"""A client with much to close does so in slices. Between two of them its event loop runs (HAZARDS A19)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ async def test_a_client_that_closes_while_it_connects_stays_closed(
     await turns(after)
     session = session_of(client)
     await client.aclose()
-    assert not (session.opened or session.ready)
+    assert not session.opened
+    assert not session.ready
     async with asyncio.timeout(LIMIT):
         (outcome,) = await asyncio.gather(first, return_exceptions=True)
     assert isinstance(outcome, ConfigError) or (isinstance(outcome, Lease) and not outcome.held)
