@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from asynclock.events import Event
     from asynclock.stores.port import Node, NoticeListener, Store
 
+_MOMENT = 0.2
+"""Seconds for which a client waits for the other nodes, once a majority is connected."""
+
 
 def quorum_over(
     stores: Sequence[Store],
@@ -66,9 +69,9 @@ async def open_nodes(quorum: Quorum, *, again: bool = False) -> None:
         while pending and not quorum.is_up:
             _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         if pending:
-            # A majority is up, so the others get 0.2 s. But if the deployment looks new, wait for every node that
+            # A majority is up, so the others get a moment. But if the deployment looks new, wait for every node that
             # can answer, because a late one may have a mark.
-            moment = None if quorum.judge().new else 0.2
+            moment = None if quorum.judge().new else _MOMENT
             await asyncio.wait(pending, timeout=moment)
     finally:
         for task in opening:

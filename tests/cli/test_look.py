@@ -328,6 +328,7 @@ def test_top_gives_the_terminal_back(server: Server) -> None:
     terminal.end()
 
 
+@pytest.mark.usefixtures("no_looks")
 async def test_a_look_takes_no_hold(server: Server, name: str) -> None:
     """A connection tries once whether it may lock. A look only reads: it writes nothing, and a user who may not write
     sees that the server answers."""

@@ -137,7 +137,7 @@ def test_a_command_that_was_stopped_too_long_does_not_go_on(server: Server, name
     """Another owner holds the name by then."""
     went_on = tmp_path / "went on"
     program = f"say('holds'); os.kill(0, signal.SIGTSTP); open({str(went_on)!r}, 'w'); signal.pause()"
-    terminal = Terminal(server, "run", name, "--lease", "1", "--", *python(program))
+    terminal = Terminal(server, "run", name, "--lease", "6", "--", *python(program))
     assert os.WIFSTOPPED(terminal.state())
     while server.cli().exists(name, f"lock:{name}"):
         time.sleep(0.01)

@@ -130,7 +130,12 @@ def begin(shown: list[subprocess.Popen[bytes]], args: list[str], url: str, log: 
             subprocess.Popen(
                 [sys.executable, *args],
                 cwd=log.parent,
-                env={**os.environ, "PYTHONPATH": f"{PYTHONPATH}{os.pathsep}{log.parent}", "ASYNCLOCK_URLS": url},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{PYTHONPATH}{os.pathsep}{log.parent}",
+                    "ASYNCLOCK_URLS": url,
+                    "ASYNCLOCK_CONNECT_TIMEOUT": "5",
+                },
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -34,6 +34,13 @@ PYTHONPATH = os.pathsep.join([LEAN, str(REPO)])
 """Of the programs that a test starts."""
 
 QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"  # in dev mode it complains of slow machines
+CONNECTS = (
+    "import functools, asynclock._options as _o\n"
+    "_o.ClientSettings = functools.partial(_o.ClientSettings, connect_timeout=5.0)\n"
+    "del functools, _o\n"
+)
+"""As `patient_connects.py`: a server that answers late is reported as down, which is a line of the log."""
+
 PATIENT = "1"
 """$ASYNCLOCK_NODE_TIMEOUT of programs over several nodes: on a busy machine a healthy node needs more than 50 ms."""
 
@@ -56,7 +63,7 @@ _MOST = 1 << 20  # bytes of a request
 
 def run_python(program: str, *args: str, preload: Sequence[str] = LIBRARY, **env: str) -> str:
     """The output of a program of its own; it must end well, and print no warning."""
-    words = ["-c", QUIET + textwrap.dedent(program), *args]
+    words = ["-c", QUIET + CONNECTS + textwrap.dedent(program), *args]
     done = run(words, preload, STRICT, env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", **env})
     return _output(done)
 

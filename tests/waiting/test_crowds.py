@@ -235,14 +235,15 @@ async def test_a_crowd_waits_for_a_dead_holder(five: list[Server], name: str, no
             each.wait(name, count=15, fair=fair)
         await until(in_queue(servers, name, tickets))
         await doomed.kill()
-        dead, began = holder(servers[0], name), time.monotonic()
-        rest, asked = left(servers[0], name), time.monotonic()
-        before, spent = calls(servers[0]), 0
+        began = time.monotonic()
+        rests = [left(server, name) for server in servers]  # they may have read the last renewal at different times
+        asked, first = time.monotonic(), servers[rests.index(min(rests))]
+        dead, before, spent = holder(first, name), calls(first), 0
 
         def over() -> bool:
             nonlocal spent
-            now = calls(servers[0])
-            if holder(servers[0], name) != dead:
+            now = calls(first)
+            if holder(first, name) != dead:
                 return True
             spent = now - before
             return False
@@ -250,7 +251,7 @@ async def test_a_crowd_waits_for_a_dead_holder(five: list[Server], name: str, no
         await until(over)
         await until(lambda: len(in_order(waiting)) == 60)
         served = in_order(waiting)
-    assert began + rest - 0.1 < served[0].at < asked + rest + LOADED
+    assert began + min(rests) - 0.1 < served[0].at < asked + max(rests) + LOADED
     assert max(b.at - a.at for a, b in pairwise(served)) < lease
     assert rise([doomed.served[0].fence, *(each.fence for each in served)])
     assert spent < tickets * (1 / RENEWED_AFTER + 1) + 30

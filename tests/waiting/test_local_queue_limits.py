@@ -11,6 +11,7 @@ from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.protocol.local_queue import SPAN
 from asynclock.rules.model import Notice, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
+from tests.support.cancelled_waits import connected
 from tests.support.default_keys import PREFIX
 from tests.support.distant_stores import Beyond
 from tests.support.memory_probes import forget_all
@@ -27,7 +28,7 @@ from tests.support.probes import (
 )
 from tests.support.still_clock import Still, TenureRecord, forgotten, idle, turns
 from tests.support.user_store import state_of
-from tests.support.waiters import LIMIT, LONG
+from tests.support.waiters import LIMIT, LONG, until
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 
@@ -72,6 +73,7 @@ async def test_a_newcomer_that_is_granted_knows_of_waiters(shared_urls: list[str
         Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as client,
         Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as other,
     ):
+        await until(lambda: connected(client) and connected(other))
         first = await client(name).acquire(timeout=None)
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         async with asyncio.timeout(LIMIT):

@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from random import random
 from typing import Any
 
@@ -20,6 +21,7 @@ from asynclock.quorum.denials import first_free, holder_of, is_held, soonest
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
 from asynclock.rules.rwlock import WRITE
 from asynclock.stores.port import Refused
+from tests.support.cancelled_waits import connected
 from tests.support.default_keys import key_of
 from tests.support.distant_stores import Beyond
 from tests.support.memory_probes import set_state
@@ -165,11 +167,13 @@ async def test_e19_real_servers(five: list[Server], name: str, kind: str) -> Non
         clients = [
             await stack.enter_async_context(Redlock(*urls_of(five), lease=LONG, node_timeout=5.0)) for _ in range(6)
         ]
+        for client in clients:
+            await until(partial(connected, client))
         leases = [await holds(client, name, 5).acquire(timeout=None) for client in clients[1:]]
         for server, lease in zip(five, leases, strict=True):
             await until(lambda server=server: count(server, name) == 5)  # type: ignore[misc]
             with server.cli() as cli:  # the last end of a reader is what is named, and the first of a permit
-                cli.zincrby(key_of(name), 500 if kind == "readers" else -500, id_of(lease))
+                cli.zincrby(key_of(name), 20_000 if kind == "readers" else -20_000, id_of(lease))
         lock = wants(clients[0], name, 5)
         assert (await probe_nodes(lock)).holder() is None
         assert await lock.locked()

@@ -11,7 +11,7 @@ from asynclock import Redlock
 from asynclock.rules.model import ID_LENGTH
 from asynclock.runtime.session import Session
 from asynclock.stores.port import Notice
-from tests.support.cancelled_waits import SOON, Make
+from tests.support.cancelled_waits import SOON, Make, connected
 from tests.support.distant_stores import Beyond
 from tests.support.probes import (
     acquisitions_of,
@@ -83,6 +83,7 @@ async def test_one_notice_of_many_is_enough(shared_urls: list[str], name: str) -
         Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as first,
         Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as second,
     ):
+        await until(lambda: connected(first) and connected(second))
         lease = await first(name).acquire(timeout=None)
         await first.health()  # over the same connections: each node has the hold, not only a majority
         waiting = asyncio.create_task(second(name).acquire(timeout=None))

@@ -23,8 +23,8 @@ from asynclock.stores.embedded import server as valkey
 if TYPE_CHECKING:
     from asynclock.cli.demo.records import Run
 
-_GRACE = 5.0  # extra seconds for a slow machine to recover from the last injected failure
-_GATHER = 8.0  # seconds for all processes to start
+_GRACE = 20.0  # extra seconds for a slow machine to recover from the last injected failure
+_GATHER = 30.0  # seconds for all processes to start
 _PARTING = 5.0  # seconds for the workers to finish their tenures and end; on an idle machine they need one
 _FRAME = 0.08  # seconds between two pictures
 
