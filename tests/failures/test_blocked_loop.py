@@ -303,7 +303,7 @@ async def test_a7_an_extend_of_the_thread_arrives_after_the_release(server: Serv
     """It brings no key back; and if the same client holds the name again, it does not prolong that hold, which has
     another id."""
     with ThreadedProxy(server.path.with_suffix(".p"), server.path) as proxy:
-        async with Redlock(proxy.url, lease=LEASE, renew="thread", prefix="") as redlock:
+        async with Redlock(proxy.url, lease=LEASE, renew="thread", prefix="", node_timeout=1.3) as redlock:
             async with redlock(name) as lease:
                 proxy.catch(b"$6\r\nextend\r\n")  # the word alone is in the text of the script, too
                 block_until(proxy.caught.is_set)

@@ -65,7 +65,7 @@ async def test_a2_cancelled_during_release(server: Server, name: str) -> None:
 async def test_a2_a_release_that_fails_after_a_cancel_is_reported(server: Server, name: str, why: str) -> None:
     """The caller gets its cancel. The event and the log tell that the name stays taken, or that the lease was lost
     before."""
-    async with Redlock(server.url, lease=LONG, node_timeout=0.3) as client:
+    async with Redlock(server.url, lease=LONG, node_timeout=0.3 if why == "outage" else LIMIT) as client:
         lease = await client(name).acquire(timeout=None)
         if why == "outage":
             server.freeze()

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from asynclock import ConfigError, LockLost, Redlock
+from asynclock.stores.redis import delivery
 from tests.support.probes import connecting
 from tests.support.proxied_clients import behind_proxies
 from tests.support.proxy import Proxy
@@ -88,10 +89,14 @@ async def test_close_waits_for_an_undo_that_nobody_else_waits_for(servers: Serve
         assert not any(holder(server, name) for server in some)
 
 
+@pytest.mark.usefixtures("patient_farewells")
 @nodes
-async def test_close_ends_a_connect_under_way(servers: Servers, name: str, nodes: int) -> None:
+async def test_close_ends_a_connect_under_way(
+    servers: Servers, name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The servers accept and do not answer at the first use. Closing ends that and leaves no task, and the acquire
     raises."""
+    monkeypatch.setattr(delivery, "AT_MOST", 2 * LIMIT)
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(Proxy(each.path.with_suffix(".p"), each.path)) for each in some]
@@ -99,7 +104,7 @@ async def test_close_ends_a_connect_under_way(servers: Servers, name: str, nodes
             proxy.hold_replies()
             stack.callback(proxy.let_go)
         seen = [proxy.request(b"") for proxy in proxies]
-        client = Redlock(*(proxy.url for proxy in proxies), lease=LONG)
+        client = Redlock(*(proxy.url for proxy in proxies), lease=LONG, connect_timeout=3 * LIMIT)
         acquiring = asyncio.create_task(client(name).acquire(timeout=None))
         async with asyncio.timeout(LIMIT):
             for event in seen:
@@ -107,7 +112,7 @@ async def test_close_ends_a_connect_under_way(servers: Servers, name: str, nodes
         opening = connecting(client)
         assert opening is not None
         closing = asyncio.create_task(client.aclose())
-        done, _ = await asyncio.wait({closing}, timeout=LAST_WORDS)
+        done, _ = await asyncio.wait({closing}, timeout=LIMIT / 2)
         assert done, "it waits for servers that say nothing"
         assert opening.cancelled()
         with pytest.raises(ConfigError, match="closed"):

@@ -85,7 +85,9 @@ async def test_c21_a_server_that_accepts_and_says_nothing(silent: list[str], sch
     urls = [f"{scheme}{each}" for each in silent[:nodes]]
     limit = 1.0 if scheme.startswith("rediss") else 0.3  # the certificates are read first: CPU of a busy machine
     for timeout in (0, 3600):
-        said = await refused(*urls, timeout=timeout, connect_timeout=limit, patience=0.3)
+        said = ""
+        while not said or "not connected yet: no connection" in said:  # a busy machine has not come so far
+            said = await refused(*urls, timeout=timeout, connect_timeout=limit, patience=0.3)
         assert said.count(STAGES[scheme]) == nodes
 
 
@@ -98,7 +100,7 @@ async def test_c21_the_default_is_a_second(silent: list[str], monkeypatch: pytes
 
 async def test_c21_a_short_timeout_names_the_stage_too(silent: list[str]) -> None:
     """And what to check. The attempt to connect has not ended yet."""
-    said = await refused(f"redis://{silent[0]}", timeout=1.0, connect_timeout=30)
+    said = await refused(f"redis://{silent[0]}", timeout=3.0, connect_timeout=30)
     assert "not connected yet: no reply to HELLO; check host and port, and whether both sides use TLS" in said
 
 
@@ -185,7 +187,7 @@ async def test_c21_node_timeout_bounds_a_try_once_a_connection_is_up(servers: Se
         for each in some:
             each.freeze()
         async with asyncio.timeout(GUARD):
-            with pytest.raises(QuorumUnavailable, match="did not answer within") as caught:
+            with pytest.raises(QuorumUnavailable, match=r"did not answer within|has been silent for") as caught:
                 await client(name).acquire(timeout=0)
         assert len(caught.value.errors) > nodes // 2
         for each in some:
@@ -199,7 +201,7 @@ async def test_c21_a_blocked_loop_is_no_silent_server(server: Server, name: str)
         acquiring = asyncio.create_task(client(name).acquire(timeout=0))
         while not acquiring.done():
             await asyncio.sleep(0)
-            time.sleep(0.03)
+            time.sleep(0.06)
         lease = await acquiring
         assert lease is not None
         assert lease.held

@@ -360,12 +360,12 @@ async def test_c18_the_same_id_is_granted_twice(server: Server, name: str) -> No
     async with Redlock(server.url, lease=20.0) as redlock:
         seed = int(clock_of(redlock).wall() * 1_000_000)
         op = Op(Verb.ACQUIRE, kind_of(redlock(name)), name, new_id(redlock, seed), 20.0, seed, 60.0)
-        first = ask_nodes(redlock, op, 1.0)
+        first = ask_nodes(redlock, op, 10.0)
         await settled(redlock, first)
         ended: Any = server.cli().pexpiretime(key_of(name))
         while int(server.cli().pttl(key_of(name))) > 19_900:  # type: ignore[arg-type]
             await asyncio.sleep(0.005)
-        again = ask_nodes(redlock, op, 1.0)
+        again = ask_nodes(redlock, op, 10.0)
         await settled(redlock, again)
         assert again.fences() == first.fences()
         assert server.cli().pexpiretime(key_of(name)) > ended

@@ -17,7 +17,7 @@ from tests.support.waiters import holder, until, urls_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-LASTING: Any = {"lease": 600.0, "max_lease": 600.0}
+LASTING: Any = {"lease": 600.0, "max_lease": 600.0, "node_timeout": 5.0}
 """No lease ends, and none is renewed, while a test waits."""
 
 pytestmark = pytest.mark.both_loops("the loop orders the replies")

@@ -18,7 +18,7 @@ from tests.support.on_the_wire import notice_on_wire
 from tests.support.probes import connection_of, feed, nodes_of, run_on, tag_of, unanswered
 from tests.support.servers import Server
 from tests.support.still_clock import idle, numbers
-from tests.support.waiters import LIMIT, LONG, queue, until, urls_of
+from tests.support.waiters import LIMIT, LONG, back, queue, until, urls_of
 
 pytestmark = pytest.mark.both_loops("the loop has the transports")
 
@@ -119,6 +119,7 @@ async def test_a_grant_of_one_node_of_three_is_no_lock(five: list[Server], name:
     majority, whatever that node notifies."""
     servers = five[:3]
     async with Redlock(*urls_of(servers), lease=LONG) as holds, Redlock(*urls_of(servers), lease=LONG) as waits:
+        await back(waits)
         async with holds(name) as lease:
             waiting = asyncio.create_task(waits(name).acquire(timeout=None))
             await until(lambda: idle(waits) and all(numbers(each, name) == [1] for each in servers))

@@ -145,7 +145,7 @@ async def held_again(client: Redlock, name: str) -> Lease:
 async def test_f21_a_hold_is_not_released(pair: Standby, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hold that follows one that was released. The new server has it already."""
     ids = released_ids(monkeypatch)
-    async with Redlock(pair.url, lease=LONG) as client:
+    async with Redlock(Clocked(pair.url, FakeClock()), lease=LONG) as client:
         async with client(name) as first:
             before = id_of(first)
         lease = await client(name).acquire(timeout=None)

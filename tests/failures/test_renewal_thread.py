@@ -126,13 +126,13 @@ FORKED = """
 
     logging.getLogger("asynclock").setLevel("ERROR")
     warnings.simplefilter("ignore", DeprecationWarning)     # a program that forks while it has threads is warned
-    redlock = Redlock(sys.argv[1], lease=2.0, renew="thread")
+    redlock = Redlock(sys.argv[1], lease=6.0, renew="thread", node_timeout=2.0)
 
     async def child(inherited):
         assert not inherited.held
         async with redlock("child") as lease:
             assert len(renewal_threads()) == 1
-            assert not try_elsewhere([sys.argv[1]], "child", 2.4)
+            assert not try_elsewhere([sys.argv[1]], "child", 7.2)
             assert lease.held
         await redlock.aclose()
         assert renewal_threads() == []
@@ -146,7 +146,7 @@ FORKED = """
     if pid == 0:
         status = 1
         try:
-            signal.alarm(20)
+            signal.alarm(40)
             assert renewal_threads() == []
             asyncio.run(child(lease))
             status = 0

@@ -38,7 +38,7 @@ def forgets(server: Server, name: str) -> None:
 async def test_a_node_that_did_not_answer_does_not_count(five: list[Server], name: str) -> None:
     """Two of five are down as the lock is taken, and one of the other three loses the key. As soon as it says so, the
     lease is over, for with it and those two a rival has a majority."""
-    async with Redlock(*urls_of(five), lease=LONG, trust_restarts=True) as client:
+    async with Redlock(*urls_of(five), lease=LONG, trust_restarts=True, node_timeout=5.0) as client:
         await client.health()
         for server in five[3:]:
             server.kill()
@@ -65,7 +65,7 @@ async def test_extend_says_that_the_lease_is_over(
     five: list[Server], name: str, call: Callable[[Lease], Awaitable[object]]
 ) -> None:
     """One of two nodes has lost the key, and no node has failed. The lease is over: that is no outage."""
-    async with Redlock(*urls_of(five[:2]), lease=LONG) as client:
+    async with Redlock(*urls_of(five[:2]), lease=LONG, node_timeout=5.0) as client:
         lease = await client(name).acquire(timeout=LIMIT)
         forgets(five[0], name)
         with pytest.raises(LockLost) as lost:

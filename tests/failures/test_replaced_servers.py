@@ -30,10 +30,10 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
     lagging = servers.start()
     async with AsyncExitStack() as stack:
         proxies = await proxies_to(stack, some)
-        options: dict[str, Any] = {"lease": 3.0, "max_lease": 3.0, "node_timeout": 1.0}
+        options: dict[str, Any] = {"lease": 6.0, "max_lease": 6.0, "node_timeout": 2.0}
         rival = await stack.enter_async_context(Redlock(*(each.url for each in proxies), **options))
         holds = await stack.enter_async_context(Redlock(*urls_of(some), **options))
-        await until(lambda: info_of(lagging)["uptime_in_seconds"] >= 4)
+        await until(lambda: info_of(lagging)["uptime_in_seconds"] >= 7)
         async with holds(name, renew=False) as lease:
             with some[2].cli() as cli:
                 cli.delete(key_of(name))

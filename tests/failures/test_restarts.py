@@ -64,6 +64,7 @@ async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name:
     """One node after the other restarts empty; a node that lost the key is healed, so the lease lives on."""
     async with client(five, lease=4.5, max_lease=4.5, node_timeout=1.5) as redlock, redlock(name) as lease:
         for each in five[:3]:
+            await lease.extend()
             each.restart()
             node = nodes_of(redlock)[five.index(each)]
             while node.error is not None or in_quarantine(node) or not each.cli().exists(key_of(name)):

@@ -195,7 +195,7 @@ async def test_unknown_is_not_lost(five: list[Server], name: str) -> None:
     """A majority freezes under a holder: only the clock ends its lease, and if the nodes answer again in time it lives
     on."""
     async with Redlock(*(each.url for each in five), lease=6.0) as redlock:
-        async with redlock(name) as lease:
+        async with redlock(name, lease=15.0) as lease:
             for each in five[:3]:
                 each.freeze()
             renew_now(lease)

@@ -62,7 +62,7 @@ async def test_a_handle_serves_once(make: Callable[..., Redlock], name: str) -> 
 
 async def test_a_handle_that_comes_too_late(make: Callable[..., Redlock], name: str) -> None:
     """Where nobody adopts it the hold expires; then another client has the name."""
-    lease = await make()(name, lease=3.0).acquire(timeout=None)
+    lease = await make(node_timeout=1.0)(name, lease=3.0).acquire(timeout=None)
     handle = await lease.detach()
     client = make()
     async with client(name, timeout=30) as other:

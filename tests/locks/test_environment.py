@@ -39,7 +39,7 @@ async def test_each_variable_sets_its_option(
     monkeypatch.setenv("ASYNCLOCK_LEASE", "90.5")
     monkeypatch.setenv("ASYNCLOCK_MAX_LEASE", "120")
     monkeypatch.setenv("ASYNCLOCK_TIMEOUT", "0")
-    monkeypatch.setenv("ASYNCLOCK_NODE_TIMEOUT", "0.25")
+    monkeypatch.setenv("ASYNCLOCK_NODE_TIMEOUT", "5.25")
     monkeypatch.setenv("ASYNCLOCK_CONNECT_TIMEOUT", "7")
     monkeypatch.setenv("ASYNCLOCK_TRUST_RESTARTS", "yes")
     async with ready_made, ready_made(name) as lease:
@@ -48,7 +48,7 @@ async def test_each_variable_sets_its_option(
         assert 60 < lease.remaining <= 90.5
         assert settings_of(lease).timeout == 0
         settings = session_of(ready_made).settings
-        assert (settings.max_lease, settings.node_timeout, settings.trust_restarts) == (120.0, 0.25, True)
+        assert (settings.max_lease, settings.node_timeout, settings.trust_restarts) == (120.0, 5.25, True)
         assert settings.connect_timeout == 7.0
 
 

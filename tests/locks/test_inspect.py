@@ -18,7 +18,7 @@ from asynclock.rules.model import DONE, RESTING
 from asynclock.stores.port import NodeView, WaiterView
 from tests.support.default_keys import key_of
 from tests.support.servers import Server
-from tests.support.waiters import LIMIT, LONG
+from tests.support.waiters import LIMIT, LONG, back
 
 
 async def names_of(client: Redlock, prefix: str) -> list[str]:
@@ -72,6 +72,7 @@ async def test_inspect_shows_holder_and_waiters(make: Callable[..., Redlock], na
 
 async def test_inspect_of_a_free_name(redlock: Redlock, name: str) -> None:
     """No holder, no kind, and no token yet."""
+    await back(redlock)
     info = await redlock.inspect(name)
     assert (info.kind, info.fence, info.holders, info.waiters) == ("", 0, (), ())
     assert all(said.startswith("free") for said in info.nodes.values())
@@ -202,7 +203,8 @@ def test_waiters_are_merged_by_process() -> None:
 
 async def test_inspect_lives_with_a_dead_minority(five: list[Server], name: str) -> None:
     """It reports the errors of these nodes; without a majority it raises."""
-    async with Redlock(*(server.url for server in five)) as client, client(name):
+    async with Redlock(*(server.url for server in five), node_timeout=5.0) as client, client(name):
+        await back(client)
         for server in five[:2]:
             server.kill()
         info = await client.inspect(name)

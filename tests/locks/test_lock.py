@@ -14,7 +14,7 @@ from asynclock.stores.memory import MemoryStore
 from tests.support.probes import acquisitions_of, tenures_of
 from tests.support.still_clock import idle
 from tests.support.user_store import state_of
-from tests.support.waiters import IN_VAIN, LIMIT, LONG, decided, until
+from tests.support.waiters import IN_VAIN, LIMIT, LONG, back, decided, until
 
 pytestmark = pytest.mark.both_loops("the basics are tested on both")
 
@@ -249,6 +249,7 @@ async def test_e18_a_task_that_would_wait_for_itself(redlock: Redlock, name: str
 async def test_health(redlock: Redlock) -> None:
     """Every node answers, and reports its latency."""
     await redlock("any").locked()  # which connects, and on a busy machine takes more than the second of a check
+    await back(redlock)
     health = await redlock.health()
     assert health.ok
     assert all(node.ok and node.latency is not None and node.error == "" for node in health.nodes)

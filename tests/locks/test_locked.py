@@ -34,7 +34,7 @@ from tests.support.default_keys import key_of
 from tests.support.probes import id_of
 from tests.support.servers import Server
 from tests.support.still_clock import idle, turns
-from tests.support.waiters import LIMIT, urls_of
+from tests.support.waiters import LIMIT, back, urls_of
 
 Make = Callable[..., Redlock]
 
@@ -203,6 +203,7 @@ async def test_a_semaphore_is_locked_while_no_slot_is_free_on_a_majority(shared_
         Redlock(*shared_urls, lease=60, node_timeout=5.0) as client,
         Redlock(*shared_urls, node_timeout=5.0) as other,
     ):
+        await back(client)
         asked = other.semaphore(name, 2), other.multi(other.semaphore(name, 2), f"{name}:x")
         first, second = [await client.semaphore(name, 2).acquire(timeout=None) for _ in range(2)]
         await client.health()  # over the same connections: each node has carried out both acquires, not only a majority
@@ -247,6 +248,7 @@ async def test_readers_find_it_locked_while_a_writer_waits(make: Make, name: str
 async def test_an_answer_needs_a_majority(five: list[Server], name: str) -> None:
     """With two of five servers dead it is right. Without a majority there is none."""
     async with Redlock(*urls_of(five), node_timeout=5.0) as client, Redlock(*urls_of(five), node_timeout=5.0) as other:
+        await back(other)
         async with client.read(name):
             for server in five[:2]:
                 server.kill()

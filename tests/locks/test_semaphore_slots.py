@@ -17,7 +17,7 @@ from asynclock.rules.semaphore import Semaphore, wants
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import key_of
 from tests.support.probes import id_of
-from tests.support.waiters import LONG
+from tests.support.waiters import LONG, back
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,8 @@ async def test_a_slot_that_a_minority_refuses_can_be_had(shared_urls: list[str],
         Redlock(*urls, lease=LONG, node_timeout=5.0) as dead,
         Redlock(*urls, lease=LONG, node_timeout=5.0) as client,
     ):
-        await client.health()
+        await back(dead)
+        await back(client)
         for number in range(12):
             here = f"{name}:{number}"
             first, second = await permit(dead, here), await permit(dead, here)

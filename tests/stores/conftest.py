@@ -10,11 +10,13 @@ import pytest
 from asynclock import _options
 from asynclock._options import ClientSettings
 from tests.support.embedded_box import box
+from tests.support.no_looks import no_looks
 from tests.support.operators import Operated, operated_mariadb, operated_postgresql
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
+from tests.support.waiters import LIMIT
 
-__all__ = ["box"]
+__all__ = ["box", "no_looks"]
 
 
 @pytest.fixture
@@ -37,8 +39,34 @@ def patient_connects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """A client gives a connect one second, unless it is told otherwise. A busy machine may need more for a database, or
     for a first session of ZooKeeper, and then a healthy server counts as down. A test of the time itself sets
     connect_timeout."""
-    if "sql" in request.path.name or "zookeeper" in request.path.name:
-        monkeypatch.setattr(_options, "ClientSettings", partial(ClientSettings, connect_timeout=5.0))
+    del request
+    monkeypatch.setattr(_options, "ClientSettings", partial(ClientSettings, connect_timeout=5.0))
+
+
+@pytest.fixture(autouse=True)
+def patient_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database gives a client its first push message within 0.25 s, or the client looks for its notices. A busy
+    machine may need more. Behind a pooler this is tried once."""
+    monkeypatch.setattr("asynclock.stores.sql.push._PUSH", 2.0)
+
+
+@pytest.fixture
+def patient_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close gives an engine its connections back, for as long as the test waits."""
+    monkeypatch.setattr("asynclock.stores.sql.pool._RETURNING", LIMIT)
+
+
+@pytest.fixture
+def patient_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close has more than 1.8 s for its releases. Of these a test process may stand still for a second."""
+    monkeypatch.setattr("asynclock.stores.transactional.AT_MOST", 6.0)
+    monkeypatch.setattr("asynclock.runtime.shutdown.CLOSING", 12.0)
+
+
+@pytest.fixture
+def patient_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release has more than 3 s before ReleaseFailed is told."""
+    monkeypatch.setattr("asynclock.protocol.hold.RELEASE_TIMEOUT", LIMIT)
 
 
 @pytest.fixture

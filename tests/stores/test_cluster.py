@@ -178,6 +178,7 @@ def published(cluster: Cluster, command: str) -> int:
     return sum(int(each.partition("=")[2].partition(",")[0]) for each in found)
 
 
+@pytest.mark.usefixtures("no_looks")
 @pytest.mark.parametrize("sharded", [True, False])
 async def test_a_waiter_is_notified(shared_cluster: Cluster, name: str, sharded: bool) -> None:
     """By the master of the slot: by sharded pub/sub alone, or if the user may not use that, by the message that each

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -58,7 +58,7 @@ async def examined_at(url: str) -> str:
 async def test_f23_a_table_of_postgresql_that_is_locked(postgresql: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
     """By LOCK TABLE, or by a migration."""
     monkeypatch.setattr(databases, "_ANSWER", ANSWER)
-    async with Redlock(postgresql.url, **OPTIONS) as client:
+    async with aclosing(Redlock(postgresql.url, **OPTIONS)) as client:
         await used(client)
         async with postgresql.locked():
             assert "another session" in await told(client)
@@ -70,7 +70,8 @@ async def test_f23_a_table_of_postgresql_that_is_locked(postgresql: Operated, mo
 
 async def test_f23_a_table_of_postgresql_that_is_locked_while_an_op_is_one_statement(postgresql: Operated) -> None:
     """The server ends the wait of the statement, and says why."""
-    async with Redlock(postgresql.url, **{**OPTIONS, "node_timeout": 2 * ANSWER}) as client:
+    async with aclosing(Redlock(postgresql.url, **{**OPTIONS, "node_timeout": 2 * ANSWER})) as client:
+        await used(client)
         async with asyncio.timeout(LIMIT):
             for _ in range(3):  # from the second on it is one statement
                 async with client("a"):
@@ -83,7 +84,7 @@ async def test_f23_a_table_of_postgresql_that_is_locked_while_an_op_is_one_state
 async def test_f23_a_statement_timeout_of_postgresql(postgresql: Operated) -> None:
     """The user of the database has one, and waits for a lock for longer."""
     await postgresql.run(f"ALTER ROLE {postgresql.user} SET statement_timeout = '300ms'")
-    async with Redlock(postgresql.url, **{**OPTIONS, "node_timeout": 2 * ANSWER}) as client:
+    async with aclosing(Redlock(postgresql.url, **{**OPTIONS, "node_timeout": 2 * ANSWER})) as client:
         await used(client)
         async with postgresql.locked():
             said = await told(client)
@@ -92,7 +93,7 @@ async def test_f23_a_statement_timeout_of_postgresql(postgresql: Operated) -> No
 
 async def test_f23_a_table_of_mariadb_that_a_dump_has_locked(mariadb: Operated) -> None:
     """LOCK TABLES ... READ, as mysqldump takes it."""
-    async with Redlock(mariadb.url, **OPTIONS) as client:
+    async with aclosing(Redlock(mariadb.url, **OPTIONS)) as client:
         await used(client)
         await mariadb.run(f"LOCK TABLES {mariadb.table} READ")
         try:
@@ -105,7 +106,7 @@ async def test_f23_a_table_of_mariadb_that_a_dump_has_locked(mariadb: Operated) 
 async def test_f23_a_file_that_is_locked(tmp_path: Path) -> None:
     """By BEGIN EXCLUSIVE of another program."""
     url = f"sqlite:///{tmp_path}/locks.db"
-    async with Redlock(url, **OPTIONS) as client:
+    async with aclosing(Redlock(url, **OPTIONS)) as client:
         await used(client)
         neighbour = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)
         neighbour.execute("BEGIN EXCLUSIVE")
@@ -124,7 +125,7 @@ async def test_f23_a_disk_that_is_full(tmp_path: Path) -> None:
         del record
         connection.execute("PRAGMA max_page_count = 8")
 
-    async with Redlock(SQLStore(engine), **OPTIONS) as client:
+    async with aclosing(Redlock(SQLStore(engine), **OPTIONS)) as client:
         await used(client)
         leases: list[Lease | None] = []
         with pytest.raises(QuorumUnavailable, match="database or disk is full; make room on the disk"):
@@ -142,7 +143,8 @@ async def test_f23_an_engine_whose_connections_the_program_uses(
     engine = create_async_engine(
         url_of(postgresql.url.partition("?")[0]), pool_size=2, max_overflow=0, pool_timeout=0.3
     )
-    async with Redlock(SQLStore(engine, table=postgresql.table), **{**OPTIONS, "connect_timeout": 2.0}) as client:
+    options = {**OPTIONS, "connect_timeout": 2.0}
+    async with aclosing(Redlock(SQLStore(engine, table=postgresql.table), **options)) as client:
         events: list[Any] = []
         client.subscribe(events.append)
         await used(client)
@@ -161,7 +163,7 @@ async def test_f23_an_op_that_gets_no_connection_does_not_say_that_the_database_
     """The program uses its engine, and the time of the op is over before that of a connect."""
     monkeypatch.setattr(pool, "_KEPT", 0.05)
     engine = create_async_engine(url_of(postgresql.url.partition("?")[0]), pool_size=2, max_overflow=0)
-    async with Redlock(SQLStore(engine, table=postgresql.table), **OPTIONS) as client:
+    async with aclosing(Redlock(SQLStore(engine, table=postgresql.table), **OPTIONS)) as client:
         events: list[Any] = []
         client.subscribe(events.append)
         await used(client)
@@ -197,8 +199,9 @@ async def test_f23_health_tells_of_releases_that_could_not_be_delivered(
     postgresql: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database grants, but a name is not free because of another session."""
-    monkeypatch.setattr(pool, "LIMIT", 0.5)
-    async with Redlock(postgresql.url, **OPTIONS) as client:
+    async with aclosing(Redlock(postgresql.url, **OPTIONS)) as client:
+        await used(client)
+        monkeypatch.setattr(pool, "LIMIT", 0.5)
         lease = await client.multi("a", "b").acquire(timeout=None)
         assert lease is not None
         await postgresql.run("BEGIN")

@@ -17,7 +17,7 @@ from asynclock.rules.model import DONE, ID_LENGTH, RESTING
 from tests.support.default_keys import PREFIX, key_of, keys_of
 from tests.support.servers import Server
 from tests.support.told import told
-from tests.support.waiters import LIMIT, PATIENT, decided, urls_of
+from tests.support.waiters import LIMIT, PATIENT, back, decided, urls_of
 
 both = pytest.mark.parametrize("nodes", [1, 3])
 
@@ -206,6 +206,7 @@ async def test_d11_break_lock_leaves_a_foreign_key_on_a_minority(five: list[Serv
         lease = await client(name).acquire(timeout=0)
         assert lease is not None
         async with Redlock(*urls_of(five)) as operator:
+            await back(operator)
             assert await operator.break_lock(name)
         assert [cli.get(key_of(name)) for cli in clis] == [b"an order", b"an order", None, None, None]
 

@@ -52,8 +52,6 @@ async def test_an_answer_that_came_while_the_loop_was_blocked_counts(
         return await stepped(real(line, *arguments), block)
 
     store = SQLStore(request.getfixturevalue(f"{service}_url"), name.replace(":", "_"))
-    monkeypatch.setattr(pool, "LIMIT", 0.5)
-    monkeypatch.setattr(transactions, "LIMIT", 0.5)
     async with Redlock(store, lease=LONG, node_timeout=5.0, patience=LIMIT) as client:
         lock = client.multi(name, f"{name}:b") if several else client(name)
         async with lock:
@@ -61,7 +59,10 @@ async def test_an_answer_that_came_while_the_loop_was_blocked_counts(
         client.subscribe(events.append)
         monkeypatch.setattr(kind, method, blocked)
         blocks.append(BLOCKED)
-        lease = await lock.acquire(timeout=0)
+        with monkeypatch.context() as limited_here:
+            limited_here.setattr(pool, "LIMIT", 0.5)
+            limited_here.setattr(transactions, "LIMIT", 0.5)
+            lease = await lock.acquire(timeout=0)
         assert not blocks
         assert lease is not None
         await lease.release()

@@ -166,6 +166,8 @@ async def test_f6_releases_that_wait_for_a_standby_are_no_outage(
     the name taken for a while, so its commit is awaited."""
     for module in (pool, single, transactions):
         monkeypatch.setattr(module, "LIMIT", 0.5)
+    for module in (pool, lines):
+        monkeypatch.setattr(module, "STOPPING", LIMIT)
     deliver, tries = SQLStore.deliver, asyncio.Semaphore(0)
 
     def counted(*arguments: Any) -> Any:

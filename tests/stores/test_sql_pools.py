@@ -63,6 +63,7 @@ async def few(client: Redlock) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("patient_releases")
 async def test_f26_two_clients_share_a_pool_of_four(postgresql_url: str, name: str) -> None:
     """Each of their tasks has its turn, and none meets an outage, although each client would take five connections."""
     with pgbouncer(postgresql_url, "session", 4) as url:
@@ -211,6 +212,7 @@ async def test_f26_idle_connections_are_given_back(postgresql: Operated, monkeyp
             pass
 
 
+@pytest.mark.usefixtures("patient_releases")
 async def test_f26_a_user_with_one_connection(postgresql: Operated) -> None:
     """Without a pooler the server refuses a second one. The client looks for its notices, and says so."""
     await postgresql.run(f"ALTER ROLE {postgresql.user} CONNECTION LIMIT 1")
@@ -273,8 +275,6 @@ async def test_statements_are_prepared_once_where_no_pooler_shares_the_session(p
 
 async def test_f6_a_statement_that_nobody_can_cancel(postgresql: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network loses the cancel. The server ends the statement by its limit, and the undo finds nothing, or all."""
-    for module in (pool, single):
-        monkeypatch.setattr(module, "LIMIT", 0.5)
     monkeypatch.setitem(lines.SET_UP, "statement_timeout", "2s")
     asleep = f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{postgresql.user}' AND wait_event = 'PgSleep'"
     port = urlsplit(postgresql.url).port or 0
@@ -288,6 +288,8 @@ async def test_f6_a_statement_that_nobody_can_cancel(postgresql: Operated, monke
     ):
         async with client("other"):
             pass
+        for module in (pool, single):
+            monkeypatch.setattr(module, "LIMIT", 0.5)
         await _sleep_in(postgresql, "slow")
         acquiring = asyncio.create_task(client("slow").acquire(timeout=0))
         while not await postgresql.run(asleep):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +16,8 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.stores.sql import SQLStore, engines, pool
+from asynclock.stores.sql import SQLStore, engines, lines
+from asynclock.stores.sql import pool as pools
 from asynclock.stores.sql.engines import url_of
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine
 from asynclock.stores.sql.pool import Overdue
@@ -129,7 +130,9 @@ async def test_an_op_that_nobody_waits_for_is_not_sent(postgresql_url: str, name
 async def test_locked_rows_of_mariadb_delay_no_other_name(mariadb: MariaDB, name: str) -> None:
     """As many as the client has connections. Only some of these wait for a row at the same time."""
     names = [f"{name}:{each}" for each in range(engines.CONNECTIONS)]
-    async with Redlock(mariadb.url, lease=LIMIT, node_timeout=2.0, patience=0, connect_timeout=LIMIT) as client:
+    options: Any = {"lease": LIMIT, "node_timeout": 2.0, "patience": 0, "connect_timeout": LIMIT}
+    async with aclosing(Redlock(mariadb.url, **options)) as client:
+        await healthy(client)
         for each in (*names, f"{name}:other"):
             async with client(each):
                 pass
@@ -178,8 +181,10 @@ async def test_a_connection_whose_rollback_was_refused_is_not_used_again(
         await healthy(client)
         pool = database_of(store).connected.pool
         monkeypatch.setattr(AsyncpgLine, "run", refused)
+        for module in (lines, pools):
+            monkeypatch.setattr(module, "STOPPING", LIMIT)
         with pytest.raises(Overdue) as caught:
-            async with pool.line(asyncio.get_running_loop().time() + 1.0) as used:
+            async with pool.line(asyncio.get_running_loop().time() + 4.0) as used:
                 await used.run("BEGIN")
                 await used.run("SELECT pg_sleep(60)")
         assert caught.value.ended
@@ -188,6 +193,7 @@ async def test_a_connection_whose_rollback_was_refused_is_not_used_again(
             assert await line.fetch("SELECT 1") == [(1,)]
 
 
+@pytest.mark.usefixtures("patient_returns")
 async def test_an_engine_gets_its_connections_back_with_their_settings(postgresql_url: str, name: str) -> None:
     """Also those that the program has set itself."""
     engine = create_async_engine(postgresql_url.replace("postgresql:", "postgresql+asyncpg:"))
@@ -219,6 +225,7 @@ async def test_an_engine_gets_its_connections_back_with_their_settings(postgresq
 SET = {"innodb_lock_wait_timeout": 7, "sql_mode": "ANSI_QUOTES", "tx_isolation": "SERIALIZABLE"}
 
 
+@pytest.mark.usefixtures("patient_returns")
 async def test_an_engine_of_mariadb_gets_its_connections_back_with_their_settings(mariadb: MariaDB, name: str) -> None:
     """Also those that the program has set itself."""
     set_up = ", ".join(f"{each} = {value!r}" for each, value in SET.items())
@@ -251,7 +258,7 @@ async def test_an_engine_that_is_far_away_gets_its_connections_back(
     service: str, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That takes several round trips. One that was cut meanwhile could keep its place in the pool for ever."""
-    monkeypatch.setattr(pool, "_KEPT", 0.1)
+    monkeypatch.setattr(pools, "_KEPT", 0.1)
     url = request.getfixturevalue(f"{service}_url")
     async with FarDatabase(urlsplit(url).port or 0) as proxy:
         engine = create_async_engine(url_of(url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/")))

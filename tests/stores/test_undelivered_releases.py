@@ -130,6 +130,7 @@ async def test_f23_too_many_connections_of_a_user_of_mariadb(mariadb: Operated) 
         await mariadb.is_free()
 
 
+@pytest.mark.usefixtures("patient_releases")
 async def test_f23_a_user_with_few_connections(postgresql: Operated) -> None:
     """One that listens, and one for transactions, serve all ops: none fails for want of more."""
     await postgresql.run(f"ALTER ROLE {postgresql.user} CONNECTION LIMIT 2")
@@ -167,10 +168,11 @@ async def test_f23_statements_that_an_operator_cancels(postgresql: Operated) -> 
         await postgresql.is_free()
 
 
+@pytest.mark.usefixtures("patient_releases")
 async def test_f23_a_table_that_is_altered(postgresql: Operated) -> None:
     """The statements that the client has prepared are not valid any more. No op fails of that."""
     events: list[Any] = []
-    async with Redlock(postgresql.url, **OPTIONS) as client:
+    async with Redlock(postgresql.url, **{**OPTIONS, "node_timeout": 6.0}) as client:
         client.subscribe(events.append)
         leases = [await client.multi(each, f"{each}:2").acquire(timeout=None) for each in NAMES]
         await postgresql.run(f"ALTER TABLE {postgresql.table} ALTER COLUMN owner TYPE varchar(300)")

@@ -86,7 +86,8 @@ class Wire:
         while (message := self._heard.get_message(timeout=LIMIT)) is not None:
             if message["data"] == "last":
                 return "\n".join(found)
-            found.append(f"{masked(message['channel'])}  {masked(message['data'])!r}")
+            if message["data"]:  # else it was tried whether the server publishes
+                found.append(f"{masked(message['channel'])}  {masked(message['data'])!r}")
         raise AssertionError("a message was lost")
 
 

@@ -37,9 +37,11 @@ QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"  # in
 CONNECTS = (
     "import functools, asynclock._options as _o\n"
     "_o.ClientSettings = functools.partial(_o.ClientSettings, connect_timeout=5.0)\n"
-    "del functools, _o\n"
+    "import sys; _p = sys.modules.get('asynclock.stores.sql.push'); _p and setattr(_p, '_PUSH', 2.0)\n"
+    "del functools, sys, _o, _p\n"
 )
-"""As `patient_connects.py`: a server that answers late is reported as down, which is a line of the log."""
+"""As `patient_connects.py`: a server that answers late is reported as down, which is a line of the log. So is a first
+push message of a database that is late."""
 
 PATIENT = "1"
 """$ASYNCLOCK_NODE_TIMEOUT of programs over several nodes: on a busy machine a healthy node needs more than 50 ms."""

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 _PUSH = 0.25
-"""Seconds within which a push message must arrive when it is tried out, at most."""
+"""Seconds within which a push message must arrive when it is tried out first, at most."""
 
 _PAUSES = (5.0, 300.0)
 """Seconds until it is tried out again, at first and at most; doubled each time."""
 
 _LATER = 1.0
-"""Seconds within which a message must arrive then. Nothing waits for that."""
+"""Seconds within which a message must arrive then, or on a new connection. No op waits for that."""
 
 _ROOM = 2.0
 """Seconds between two questions whether a pooler has room for other clients, while this one listens behind it. A client
@@ -123,7 +123,7 @@ class Push:
             self._listening = None
         if not self.comes or self._listening is not None:
             return
-        listening = await self._new_listening(source, pool, _PUSH)
+        listening = await self._new_listening(source, pool, _LATER)
         if listening is not None:
             with _closed_after_error(listening):
                 await self._add_tags(listening)

@@ -109,8 +109,8 @@ class ZooKeeper:
     def ask(self, word: str) -> str:
         """The answer to a four letter word; "" if it does not answer."""
         try:
-            with socket.create_connection((self.host, self.port), timeout=1.0) as sock:
-                sock.settimeout(1.0)
+            with socket.create_connection((self.host, self.port), timeout=5.0) as sock:
+                sock.settimeout(5.0)
                 sock.sendall(word.encode())
                 parts = []
                 while part := sock.recv(65536):
