@@ -360,8 +360,8 @@ class Judge:
         if not lock.settings.min_hold or lock.reentrant or tenure.hold.op.id[:ID_LENGTH] in self._broken:
             return
         until = min(entered + (1 - 2 * _RATES) * lock.settings.min_hold - 0.01, ends)
-        for part in lock.parts:
-            if not _is_shared(part):
+        for part in lock.parts:  # a break may have ended the rest before its client had the answer to the release
+            if not _is_shared(part) and self._broken_at.get(part.name, -math.inf) < entered:
                 self._rests_until[part.name] = until
 
     def done(self, tenure: Tenure) -> None:
