@@ -61,6 +61,7 @@ async def test_push_is_tried_again_after_a_slow_start(
         await until(lambda: database_of(theirs).pushes)  # on a busy machine the first try may be late
         caplog.clear()
         monkeypatch.setattr(Listening, "works", late_once)
+        monkeypatch.setattr(push, "_PUSH", 0.25)
         monkeypatch.setattr(push, "_PAUSES", (0.01, 0.01))
         monkeypatch.setattr(push, "_LATER", LIMIT)
         async with Redlock(store, lease=LEASE, connect_timeout=LIMIT) as client:
