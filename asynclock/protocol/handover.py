@@ -99,7 +99,8 @@ class Adoption(Claim):
         return Adoption(self._machine, self.terms, self._handle)
 
     def _ask(self) -> None:
-        """While the client closes, end instead: the handle stays as it is, for another client."""
+        """While the client closes, end instead: no further node adopts the hold, so another client may. (`core.closed`
+        is set in a forked child, too, which gets the error of its nodes.)"""
         if self._machine.queues.closed:
             self.close()
             return

@@ -71,8 +71,7 @@ async def open_nodes(quorum: Quorum, *, again: bool = False) -> None:
         if pending:
             # A majority is up, so the others get a moment. But if the deployment looks new, wait for every node that
             # can answer, because a late one may have a mark.
-            moment = None if quorum.judge().new else _MOMENT
-            await asyncio.wait(pending, timeout=moment)
+            await asyncio.wait(pending, timeout=None if quorum.judge().new else _MOMENT)
     finally:
         for task in opening:
             task.cancel()

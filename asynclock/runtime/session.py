@@ -339,7 +339,7 @@ class Session:
             await anext(self._closer)
         if not self.opened:
             await opening.open_nodes(self.quorum)
-            self.opened = not self.closed
+            self.opened = not self.closed  # a close in this very turn comes too late to cancel this task
         error = await opening.check(self.quorum, self.within(self.settings.lock)) if self._votes else None
         self.ready = self._votes and not self.closed and not isinstance(error, ConfigError)
         quarantines, self._quarantines = self._quarantines, {}

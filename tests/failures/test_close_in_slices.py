@@ -1,4 +1,4 @@
-"""A client with much to close does so in slices. Between two of them its event loop runs (HAZARDS A19)."""
+"""A client with much to close does so in slices. Between two of them its event loop runs (HAZARDS A17, A19)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a19_a_block_that_the_close_ends_releases_nothing_again(name: str)
 
 
 @pytest.mark.parametrize("after", range(8))
-async def test_a_client_that_closes_while_it_connects_stays_closed(
+async def test_a17_a_client_that_closes_while_it_connects_stays_closed(
     name: str, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """It closes so many turns after its node has answered, perhaps in the very turn in which its first use goes on."""

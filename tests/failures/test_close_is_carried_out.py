@@ -42,12 +42,6 @@ def patient_closes(monkeypatch: pytest.MonkeyPatch, patient_farewells: None) -> 
     monkeypatch.setattr(_delivery, "AT_MOST", LIMIT)
 
 
-@pytest.fixture
-def patient_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silent server is not taken for one that is down."""
-    monkeypatch.setattr(_handlers, "_SILENCE", 2 * LIMIT)
-
-
 def client_of(servers: Sequence[Server], node_timeout: float = NODE_TIMEOUT) -> Redlock:
     return Redlock(*urls_of(servers), lease=LEASE, max_lease=LEASE, node_timeout=node_timeout, patience=LIMIT)
 

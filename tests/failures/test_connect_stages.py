@@ -177,6 +177,7 @@ async def test_c21_a_healthy_majority_is_not_slowed(silent: list[str], servers: 
         assert "no reply to HELLO" in str(nodes_of(client)[2].error)
 
 
+@pytest.mark.usefixtures("patient_connections")
 @both
 async def test_c21_node_timeout_bounds_a_try_once_a_connection_is_up(servers: Servers, name: str, nodes: int) -> None:
     """The servers hang after the first use: a timeout of 0 does not wait for connect_timeout."""
@@ -187,7 +188,7 @@ async def test_c21_node_timeout_bounds_a_try_once_a_connection_is_up(servers: Se
         for each in some:
             each.freeze()
         async with asyncio.timeout(GUARD):
-            with pytest.raises(QuorumUnavailable, match=r"did not answer within|has been silent for") as caught:
+            with pytest.raises(QuorumUnavailable, match="did not answer within") as caught:
                 await client(name).acquire(timeout=0)
         assert len(caught.value.errors) > nodes // 2
         for each in some:

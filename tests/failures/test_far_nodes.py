@@ -98,6 +98,7 @@ async def test_f17_a_near_and_a_far_client_on_one_name(five: list[Server], name:
             await asyncio.gather(work(near, "near"), work(far, "far"))
 
 
+@pytest.mark.usefixtures("patient_connections")
 async def test_f17_a_node_timeout_that_is_given_stays(servers: Servers, name: str) -> None:
     """The nodes are too far for it. The error of an acquire says how far they are, and what to set. Health is not ok:
     it judges as an acquire does, although the nodes answer it."""
@@ -112,12 +113,8 @@ async def test_f17_a_node_timeout_that_is_given_stays(servers: Servers, name: st
         assert not health.ok
         assert re.search(TOO_FAR.replace("; ", ", and node_timeout is 0.3 s; "), health.reason)
         go_away(proxies, 3.0)
-        said = "has been silent for"
-        while "has been silent for" in said:  # the test itself stood still
-            with pytest.raises(QuorumUnavailable) as caught:
-                await client(name).acquire(timeout=0)
-            said = str(caught.value)
-        assert re.search(TOO_FAR, said)
+        with pytest.raises(QuorumUnavailable, match=TOO_FAR):
+            await client(name).acquire(timeout=0)
 
 
 async def test_f17_a_node_that_answers_late_once_is_not_far(five: list[Server]) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 
 import pytest
 
-from asynclock import _options
-from asynclock._options import ClientSettings
 from tests.support.embedded_box import box
 from tests.support.no_looks import no_looks
 from tests.support.operators import Operated, operated_mariadb, operated_postgresql
+from tests.support.patient_connects import patient_connects
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT
 
-__all__ = ["box", "no_looks"]
+__all__ = ["box", "no_looks", "patient_connects"]
 
 
 @pytest.fixture
@@ -35,15 +33,6 @@ async def zookeeper_proxy(shared_zookeeper: ZooKeeper) -> AsyncIterator[TcpProxy
 
 
 @pytest.fixture(autouse=True)
-def patient_connects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client gives a connect one second, unless it is told otherwise. A busy machine may need more for a database, or
-    for a first session of ZooKeeper, and then a healthy server counts as down. A test of the time itself sets
-    connect_timeout."""
-    del request
-    monkeypatch.setattr(_options, "ClientSettings", partial(ClientSettings, connect_timeout=5.0))
-
-
-@pytest.fixture(autouse=True)
 def patient_push(monkeypatch: pytest.MonkeyPatch) -> None:
     """A database gives a client its first push message within 0.25 s, or the client looks for its notices. A busy
     machine may need more. Behind a pooler this is tried once."""
@@ -57,10 +46,11 @@ def patient_returns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def patient_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A close has more than 1.8 s for its releases. Of these a test process may stand still for a second."""
-    monkeypatch.setattr("asynclock.stores.transactional.AT_MOST", 6.0)
-    monkeypatch.setattr("asynclock.runtime.shutdown.CLOSING", 12.0)
+def long_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close has 4.5 s for its releases, and not 1.8: a test process may stand still for a second. It is less than the
+    limit of a transaction."""
+    monkeypatch.setattr("asynclock.stores.transactional.AT_MOST", 4.5)
+    monkeypatch.setattr("asynclock.runtime.shutdown.CLOSING", LIMIT)
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ async def test_f28_a_transaction_that_returns_after_its_cancel_counts_as_unknown
     await is_released_again(store, name)
 
 
-@pytest.mark.usefixtures("patient_closes")
+@pytest.mark.usefixtures("long_closes")
 @pytest.mark.parametrize("hung", ["a release", "a renewal before the release"])
 async def test_f28_a_close_frees_the_name_although_a_transaction_hangs(name: str, hung: str) -> None:
     """It does not wait for the limit of the transaction, which is later than that of a close."""

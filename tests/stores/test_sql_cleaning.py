@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asynclock import Redlock
-from asynclock.stores.sql import SQLStore, cleaning
+from asynclock.stores.sql import SQLStore, cleaning, pool, transactions
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.rows import Row
 from tests.support.sql_states import database_of, read_rows
@@ -40,6 +40,8 @@ async def test_f8_the_table_does_not_grow_for_ever(
 ) -> None:
     """Whatever the names are, and beside rows of names that are held or remembered for longer."""
     monkeypatch.setattr(cleaning, "ROWS", PAGE)
+    for module in (pool, transactions):  # a transaction of hundreds of rows has as long as the test
+        monkeypatch.setattr(module, "LIMIT", 60.0)
     store, now, made = SQLStore(f"sqlite:///{tmp_path}/locks.db"), 1e9, 0
     async with Redlock(store):
         database = database_of(store)

@@ -520,7 +520,7 @@ async def test_f23_a_release_that_waits_again_is_sent_once(name: str) -> None:
     assert not state_of(store, name).holds
 
 
-@pytest.mark.usefixtures("patient_closes")
+@pytest.mark.usefixtures("long_closes")
 async def test_f23_releases_that_fail_keep_back_no_others_at_the_close(name: str) -> None:
     """All are tried once, and those that fail come behind the others then."""
 

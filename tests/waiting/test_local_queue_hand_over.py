@@ -247,10 +247,10 @@ async def test_a_remote_waiter_gets_its_turn(make: Callable[..., Redlock], name:
         for _ in range(5):
             while len(log) < 40 * (len(waited) + 1):  # they are at it
                 await asyncio.sleep(0)
+            before = len(log)
             waiting = asyncio.create_task(theirs(name).acquire(timeout=None))
             while not waiting.done() and not (await ours.inspect(name)).waiters:  # a database may take a while
-                await asyncio.sleep(0)
-            before = len(log)
+                before = len(log)
             async with await waiting as lease:
                 waited.append(len(log) - before)
                 busy.fences.append(lease.fence)

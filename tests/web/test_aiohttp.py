@@ -1,5 +1,6 @@
 """asynclock.aiohttp: connecting, answers, readiness and sub-applications, with a server of aiohttp on a real socket."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -41,8 +42,9 @@ async def test_the_program_of_the_page(shared_urls: list[str], name: str, monkey
     async with served(world["app"]) as http:
         answer = await http.post("/orders/07/charge")
         assert (await answer.json())["order"] == 7
-        while (await (await http.get("/readyz")).json())["ready"] is not True:  # a server that takes a second is not
-            pass
+        async with asyncio.timeout(LIMIT):
+            while (await (await http.get("/readyz")).json())["ready"] is not True:  # a server that takes a second
+                await asyncio.sleep(0.01)
 
 
 async def test_the_client_lives_as_long_as_the_application(shared_urls: list[str], name: str) -> None:

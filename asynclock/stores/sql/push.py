@@ -36,7 +36,8 @@ _PAUSES = (5.0, 300.0)
 """Seconds until it is tried out again, at first and at most; doubled each time."""
 
 _LATER = 1.0
-"""Seconds within which a message must arrive then, or on a new connection. No op waits for that."""
+"""Seconds within which a message must arrive then, at most. So it is where a lost connection is replaced: until it has
+come the node counts as down."""
 
 _ROOM = 2.0
 """Seconds between two questions whether a pooler has room for other clients, while this one listens behind it. A client
