@@ -340,11 +340,11 @@ class Client:
         if held:
             self.world.promptness.released(job.lock)
         if not self.closed and (ballot := tenure.hold.end(tenure)) is not None and held:
-            ballot.when_settled(partial(self._released, tenure, job.lock, entered))
+            ballot.when_settled(partial(self._released, tenure, job.lock, entered, self.world.schedule.now))
 
-    def _released(self, tenure: Tenure, lock: LockPlan, entered: float, ballot: Ballot) -> None:
+    def _released(self, tenure: Tenure, lock: LockPlan, entered: float, sent: float, ballot: Ballot) -> None:
         if ballot.outcome is WON:
-            self.world.judge.delivered(tenure, lock, entered)
+            self.world.judge.delivered(tenure, lock, entered, sent)
             if tenure.done_for:
                 self.world.judge.done(tenure)
 

@@ -17,7 +17,7 @@ from asynclock import Redlock
 from asynclock._options import ClientSettings, LockSettings
 from tests.support.programs import run_python
 from tests.support.servers import Server
-from tests.support.waiters import LIMIT
+from tests.support.waiters import LATE, LIMIT
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "stores").glob("*.md"))]
@@ -150,10 +150,6 @@ async def test_the_job_of_the_readme_that_loses_its_lock_fails(redlock: Redlock)
     (nightly,) = shown_in(snippet, redlock, hours_of_work=hours_of_work)
     with pytest.raises(asynclock.LockLost):
         await nightly()
-
-
-LATE = re.compile("not connected yet|did not answer within")
-"""Of a server that takes a second, in a check on a busy machine."""
 
 
 async def test_the_readiness_probe_of_the_docs(server: Server) -> None:

@@ -24,10 +24,7 @@ from tests.support.ports import free_port
 from tests.support.probes import listens
 from tests.support.servers import START, Server, Servers, run
 from tests.support.user_store import DictStore, state_of
-from tests.support.waiters import LIMIT, back, healthy, until, urls_of
-
-LATE = re.compile("not connected yet|did not answer within")
-"""Of a node in a check that a busy machine has delayed."""
+from tests.support.waiters import LATE, LIMIT, back, healthy, until, urls_of
 
 
 async def checked(*nodes: object, **options: object) -> Health:
