@@ -1,182 +1,461 @@
-"""Handover of a hold to another process: `detach` returns a handle, and `adopt` takes over the hold of that handle.
-
-The handle is a secret, since it contains the id. An adoption does not wait in the queue, since it knows the id. It asks
-with one new id until a majority has answered. Each node gives the hold to that id at most once, and repeats its reply
-when it is asked again. So a lost reply does no harm. A second adoption finds another id at the nodes, and all of them
-refuse it.
-"""
+"""What is promised, checked in true time. The Judge knows what no client and no server knows: when each thing happened,
+and what each node has granted until when."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import math
-from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from asynclock._errors import ConfigError, LockNotHeld, brief
-from asynclock._options import RELEASE_TIMEOUT
-from asynclock.protocol.machine import Claim
-from asynclock.protocol.planner import Pace
-from asynclock.protocol.rounds import withdraw
-from asynclock.protocol.states import DONE, Asking, BackingOff
-from asynclock.quorum.ballot import REFUSED
-from asynclock.rules.model import ADOPT, ID_LENGTH, QUIET, RELEASE, Op, Queueing, Serve, letter_of
+from asynclock.rules.model import ADOPT, ID_LENGTH, RELEASE, RESTING_MARK, TAG_LENGTH, TIMED, Verb, parts_of
+from asynclock.rules.rwlock import READ
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from weakref import ref
 
-    from asynclock.protocol.hold import Hold
-    from asynclock.protocol.machine import Machine
-    from asynclock.protocol.terms import Terms
-    from asynclock.quorum.ballot import Ballot, Outcome
+    from asynclock._errors import Reason
+    from asynclock.protocol.hold import Tenure
+    from asynclock.rules.model import Entry, Op, Part, State
+    from simulation.clients import Client
+    from simulation.plan import Job, LockPlan
+    from simulation.servers import Server
+    from simulation.world import World
 
-_MARK = "asynclock1."
-_SUM = 6  # bytes of the checksum, so that a damaged handle raises ConfigError and not LockNotHeld
+_TOLD = 0.02
+"""A loss is told so many seconds after the end of the lease, at most: the watchdog looks every 0.01 s."""
+
+_OLD = 25.0
+"""A token is above those given so many seconds before, also where the counters were lost (docs/safety.md: 20 s)."""
+
+_ROUNDING = 1e-6
+
+_RATES = 0.01
+"""The clocks of a client and of a server differ by this share, at most."""
 
 
-class Handle(NamedTuple):
-    """The content of a handle."""
+class Flaw(NamedTuple):
+    """A promise that was not kept."""
+
+    what: str
+    about: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.about}"
+
+
+class Caller(Protocol):
+    """A client, of this simulation or of the whole stack."""
 
     name: str
-    id: str
-    token: int
+    closed: bool
+
+
+class Record(NamedTuple):
+    """A tenure that was given to a program."""
+
+    key: str  # the random part of the id of its hold
+    client: Client
+    tenure: ref[Tenure]
+    lock: LockPlan
+    job: int
+    fence: int
+    entered: float  # the true time
+
+    def __str__(self) -> str:
+        return f"{self.client.name} (job {self.job}, id {self.key[12:18]}, token {self.fence})"
+
+
+class Tokens:
+    """The tokens of one name that programs have got, in the order of time."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._tops: list[int] = []  # the greatest so far
+        self.owners: dict[int, str] = {}  # token -> the hold that has it
+
+    def before(self, time: float) -> int:
+        """The greatest that was given before that time."""
+        index = bisect_left(self._times, time)
+        return self._tops[index - 1] if index else 0
+
+    def add(self, time: float, token: int, key: str) -> None:
+        self._times.append(time)
+        self._tops.append(max(token, self._tops[-1] if self._tops else 0))
+        self.owners[token] = key
+
+    def forget_lately(self, time: float) -> None:
+        """Counters were lost: only what was given before that time counts from now on."""
+        index = bisect_left(self._times, time)
+        del self._times[index:], self._tops[index:]
+
+
+class Judge:
+    """See the module. `flaw` is the first flaw."""
+
+    def __init__(self, world: World, max_lease: float) -> None:
+        self.flaw: Flaw | None = None
+        self._world = world
+        self._max_lease = max_lease
+        self._records: dict[Record, None] = {}  # of tenures that may be held
+        self._ends: dict[str, list[float]] = {}  # id -> the true time until which each node has granted it
+        self._granted_at: dict[str, float] = {}  # id -> when a node had it first
+        self._tickets_end: dict[tuple[int, str], float] = {}  # node, id -> the true time at which its ticket ends
+        self._tokens: dict[str, Tokens] = {}
+        self._written: dict[str, int] = {}  # the protected data: name -> the greatest token of a write
+        self._released: set[tuple[int, str]] = set()  # node, id: a release of it was carried out there
+        self._broken: set[str] = set()  # ids that an operator has broken
+        self._broken_at: dict[str, float] = {}  # name -> when a hold of it was broken last
+        self._rests_until: dict[str, float] = {}  # name -> until when nobody enters, for the sake of min_hold
+        self._left_alone: set[str] = set()  # ids of holds whose end nobody sends: dropped or detached
+        self._released_at: dict[str, float] = {}
+        self._done_until: dict[str, float] = {}  # name -> until when no run of `once` may begin
+        self._adopted: dict[str, str] = {}  # handle -> the adopter
+        self._lost_at = -math.inf  # when counters were lost last, in a plan that is not safe
 
     @property
-    def mode(self) -> str:
-        """The part of the id that names the kind of hold; the next id has it, too. "" for a mutex."""
-        return self.id[ID_LENGTH + 1 :].partition(".")[0] + "." if letter_of(self.id) else ""
+    def now(self) -> float:
+        return self._world.schedule.now
 
+    @property
+    def _safe(self) -> bool:
+        return self._world.plan.safe
 
-def handle_of(op: Op, token: int) -> str:
-    """The handle of the hold of `op`, with its fencing token."""
-    content = json.dumps([op.name, op.id, token]).encode()
-    return _MARK + base64.urlsafe_b64encode(_sum(content) + content).decode()
+    def fail(self, what: str, about: object) -> None:
+        if self.flaw is None:
+            self.flaw = Flaw(what, str(about))
+            self._world.trace("judge", str(self.flaw))
 
-
-def parse_handle(handle: object) -> Handle:
-    """The content of a handle. Raises ConfigError for all that detach() did not return."""
-    if isinstance(handle, str) and handle.startswith(_MARK):
-        try:
-            raw = base64.b64decode(handle.removeprefix(_MARK), altchars=b"-_", validate=True)
-            if raw[:_SUM] == _sum(raw[_SUM:]):
-                return Handle(*json.loads(raw[_SUM:]))
-        except (binascii.Error, ValueError, TypeError):
-            pass
-    raise ConfigError("this is no handle: pass the string that detach() returned, unchanged")
-
-
-def _sum(content: bytes) -> bytes:
-    return sha256(content).digest()[:_SUM]
-
-
-class Adoption(Claim):
-    """One adoption of one handle."""
-
-    __slots__ = ("_handle", "_op", "_pace", "_since", "_traces")
-
-    def __init__(self, machine: Machine, terms: Terms, handle: Handle) -> None:
-        super().__init__(machine, terms)
-        self._contended = True  # assumed: the client that detached the hold is not asked whether another client waits
-        core = machine.core
-        self._handle = handle
-        self._since = core.clock.now()  # no node has seen its id before this time
-        seed = max(int(core.clock.wall() * 1_000_000), handle.token + 1)
-        queueing = Queueing(core.quorum.serve, waiter=handle.id)
-        settings = terms.settings
-        new_id = core.new_id(seed, settings.metadata, handle.mode)
-        memory = settings.lease + core.settings.fence_memory
-        self._op = Op(ADOPT, terms.kind, terms.name, new_id, settings.lease, seed, memory, queueing=queueing)
-        self._pace = Pace(core.random, core.settings.patience)
-        self._traces: dict[int, None] = {}  # the nodes where an earlier round took effect or still may
-
-    def start(self) -> None:
-        self._machine.under_way[self] = None
-        self._ask()
-
-    def again(self) -> Adoption:
-        return Adoption(self._machine, self.terms, self._handle)
-
-    def _ask(self) -> None:
-        """While the client closes, end instead: the handle stays as it is, for another client."""
-        if self._machine.queues.closed:
-            self.close()
-            return
-        core = self._core
-        within = core.within(self.terms.settings)
-        self._enter(Asking(core.quorum.ask(self._op, within, on_settled=self.settled)))
-
-    def settled(self, ballot: Ballot) -> None:
-        if self._machine.queues.closed:
-            self.close()
-        else:
-            super().settled(ballot)
-
-    def _win(self, hold: Hold, ballot: Ballot) -> None:
-        hold.may_be_at(self._traces)
-        self._end_detached(ballot.nodes_without_grant())
-        ballot.on_late_vote(
-            lambda ballot, index: self._end_detached([index] if index in ballot.nodes_without_grant() else [])
-        )
-        self._succeed(hold.begin(self.terms))
-
-    def _end_detached(self, nodes: Sequence[int]) -> None:
-        """These nodes have not granted the adoption. They may have the detached hold, or get it from a command of its
-        client that is still on its way: nobody else would release it there."""
-        if nodes:
-            op, core = self._op, self._core
-            longest = core.settings.max_lease  # the tombstone lasts as long as the detached hold may
-            release = Op(
-                RELEASE, op.kind, op.name, self._handle.id, longest, 0, op.memory, tombstone=True,
-                queueing=QUIET[Serve.NOBODY],
-            )  # fmt: skip
-            core.quorum.ask(release, RELEASE_TIMEOUT, only=nodes)
-
-    def _without_grant(self, ballot: Ballot) -> None:
-        if ballot.outcome is REFUSED:
-            raise self._refused()
-        self._ask_later(ballot, ballot)
-
-    def _without_hold(self, won: Ballot, last: Ballot, outcome: Outcome) -> None:
-        del outcome
-        if self._op.revoked:  # granted, but too late: it was released, and no later op may bring it back
-            raise self._refused()
-        self._ask_later(won, last)
-
-    def _ask_later(self, asked: Ballot, last: Ballot) -> None:
-        """The same id asks again after a pause. Raises QuorumUnavailable if an outage lasts too long, and ConfigError
-        at once."""
-        self._traces.update(dict.fromkeys(asked.traces()))
-        plan = self._pace.after_outage(self._core.clock.now(), math.inf)
-        error = self._core.quorum.unavailable(last, self.terms.name)
-        if plan is None or isinstance(error, ConfigError):
+    def escaped(self, client: Client, error: BaseException) -> None:
+        """An error has reached the event loop."""
+        if not isinstance(error, Exception):
             raise error
-        state = BackingOff(plan.at, False, last)
-        self._enter(state)
-        state.timer = self._core.clock.call_at(plan.at, self._ask_again)
+        self.fail("an error escaped", f"{client.name}: {error!r}")
 
-    def _ask_again(self) -> None:
-        """A timer: the pause is over."""
-        try:
-            self._ask()
-        except BaseException as error:
-            self._failed(error)
+    # -- at the servers ------------------------------------------------------------------------------------------
 
-    def _refused(self) -> LockNotHeld:
-        name = self.terms.name
-        return LockNotHeld(
-            f"{brief(name)}: this handle was adopted already, or its hold has ended, or it comes from other servers or "
-            "another prefix",
-            name=name,
+    def carried_out(
+        self, server: Server, op: Op, vote: object, before: Sequence[State], after: Sequence[State]
+    ) -> None:
+        """A server has carried an op out."""
+        now, nodes = server.now(), len(self._world.servers)
+        own = (
+            {op.id[:ID_LENGTH], op.queueing.waiter[:ID_LENGTH]} if op.verb in (RELEASE, ADOPT) else {op.id[:ID_LENGTH]}
         )
+        for old, new in zip(before, after, strict=True):
+            had, has = _ids(old, now), _ids(new, now)
+            for key, entry in has.items():
+                ends = self._ends.get(key)
+                if ends is None:
+                    ends = self._ends[key] = [-math.inf] * nodes
+                    self._granted_at[key] = self.now
+                if entry.ends is not None:
+                    granted = max(server.true_time(entry.ends), self._tickets_end.get((server.index, key), -math.inf))
+                    ends[server.index] = max(ends[server.index], granted)
+            if not self._safe and op.queueing.number:
+                self._note_ticket(server, op, new)
+            self._check_stays_away(server, op, new, has)
+            gone = had.keys() - has.keys()
+            if op.verb is Verb.BREAK:
+                self._broken |= gone
+                self._broken_at[op.name] = self.now
+                self._done_until.pop(op.name, None)
+                self._rests_until.pop(op.name, None)
+            elif gone - own:
+                self.fail("another's key was deleted", f"{op!r} of {op.id[12:18]} at {server.label}")
+            elif gone and op.verb is RELEASE:
+                self._check_not_held(op)
+        if self._world.tracing:
+            self._world.trace(server.label, f"{op.verb.value} {op.name} {op.id[12:18]} of {op.id[:4]}: {vote}")
 
-    def _leave(self) -> None:
-        self._op.revoke()
-        core = self._core
-        withdraw(core, self.terms, self._op.id, since=self._since, lease=core.settings.max_lease)
+    def _note_ticket(self, server: Server, op: Op, state: State) -> None:
+        """A ticket becomes a hold that ends with it. If the server's clock is stepped forward meanwhile, the hold ends
+        early, as docs/safety.md says of a step under a hold: its client cannot know that."""
+        key = (op.queueing.waiter or op.id)[:ID_LENGTH]
+        for ticket in state.queue:
+            if ticket.id[:ID_LENGTH] == key:
+                self._tickets_end[server.index, key] = server.true_time(ticket.ends)
 
-    def _finish(self, has_it: bool) -> None:
-        del has_it
-        self._enter(DONE)
-        self._machine.under_way.pop(self, None)
+    def _check_stays_away(self, server: Server, op: Op, state: State, has: dict[str, Entry]) -> None:
+        """An id is spent by its release: neither its hold nor its ticket comes back. A plain SET looks at no tombstone,
+        as docs/safety.md says: one that comes late takes the name for its lease."""
+        key = op.id[:ID_LENGTH]
+        if (server.index, key) in self._released and key not in self._left_alone:
+            if key in has or any(each.id[:ID_LENGTH] == key for each in state.queue):
+                if op.plain:
+                    self._left_alone.add(key)
+                    return
+                self.fail("an id came back after its release", f"{op!r} of {key[12:18]} at {server.label}")
+        elif op.verb is RELEASE and not op.queueing.number:
+            self._released.add((server.index, key))
+
+    def _check_not_held(self, op: Op) -> None:
+        for record, _ in self._held():
+            if record.key == op.id[:ID_LENGTH]:
+                self.fail("released while held", f"{record} of {op.name}")
+
+    def forgot(self, server: Server) -> None:
+        """A server has lost counters."""
+        self._released = {each for each in self._released if each[0] != server.index}
+        if not self._safe:
+            self._lost_at = self.now
+            for tokens in self._tokens.values():
+                tokens.forget_lately(self.now - _OLD)
+
+    # -- at the clients ------------------------------------------------------------------------------------------
+
+    def entered(self, client: Client, tenure: Tenure, lock: LockPlan, job: int) -> None:
+        """A program has got a tenure."""
+        key = tenure.hold.op.id[:ID_LENGTH]
+        record = Record(key, client, tenure.weak_self, lock, job, tenure.fence, self.now)
+        self._world.trace(client.name, f"has {lock.name} as {record}")
+        if tenure.held:
+            self._check_rested(record)
+            for part in lock.parts:
+                if self._safe and self.now < self._done_until.get(part.name, -math.inf):
+                    self.fail("a run after a run that returned", f"{record} of {part.name}")
+        if lock.settings.fencing:
+            for part in lock.parts:
+                self._check_token(record, part.name, shared=_is_shared(part))
+        self._records[record] = None
+        self._check_ends(record, tenure)
+        self._check_alone()
+
+    def _check_alone(self) -> None:
+        """Disjoint: no two holds of a name, unless their kinds admit both. A hold that is passed on inside a process
+        has one tenure at a time, but for the tenures of one owner of a reentrant lock. All that are held are compared:
+        a hold that was not held for a time, in doubt, may be held again."""
+        if not self._safe:
+            return
+        found: dict[str, list[tuple[Record, Part]]] = {}
+        for record, _ in self._held():
+            if record.key not in self._broken:
+                for part in record.lock.parts:
+                    found.setdefault(part.name, []).append((record, part))
+        for name, held in found.items():
+            if len(held) > 1 and not _admit_each_other(held):
+                self.fail("two holders", f"of {name}: " + ", ".join(str(each) for each, _ in held))
+
+    def _check_rested(self, record: Record) -> None:
+        """A name stays taken for min_hold after its holder entered."""
+        for part in record.lock.parts:
+            if self._safe and self.now < self._rests_until.get(part.name, -math.inf):
+                self.fail("min_hold was not kept", f"{record} of {part.name}")
+
+    def _check_token(self, record: Record, name: str, *, shared: bool) -> None:
+        tokens = self._tokens.setdefault(name, Tokens())
+        fence, key = record.fence, record.key
+        granted = self._granted_at.get(key, self.now)
+        others = tokens.owners.get(fence, key)
+        again = record.lock.reentrant and others == key and fence in tokens.owners
+        if not shared and fence in tokens.owners and not again:
+            self.fail("a token was given twice", f"{record} of {name}")
+        lost_between = granted <= self._lost_at
+        if not lost_between and fence <= tokens.before(granted - _ROUNDING):
+            self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(granted)}")
+        in_order = self._safe and not (shared or again) and key not in self._broken and not self._broken_lately(name)
+        if in_order and fence <= tokens.before(math.inf):
+            self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(math.inf)}")
+        if not lost_between:
+            tokens.add(self.now, fence, key)
+
+    def was_broken(self, key: str) -> bool:
+        """Whether an operator has broken the hold with that id."""
+        return key in self._broken
+
+    def _broken_lately(self, name: str) -> bool:
+        """Whether a hold of that name was broken, and may not have ended for its client: then holds may be given in
+        another order than that of their grants."""
+        return self.now < self._broken_at.get(name, -math.inf) + self._max_lease + 1.0
+
+    def _check_ends(self, record: Record, tenure: Tenure) -> None:
+        """The client takes the hold for its own no longer than the nodes have granted it."""
+        hold = tenure.hold
+        if not tenure.open or hold.valid_until == -math.inf:
+            return
+        ends = sorted(self._ends.get(record.key, ()), reverse=True)
+        end = ends[len(ends) // 2] if ends else -math.inf
+        mine = record.client.clock.true_time(hold.valid_until)
+        if mine > end + _ROUNDING:
+            self.fail("held past its end", f"{record} of {hold.name}: until {mine:.6f}, granted until {end:.6f}")
+
+    def _held(self) -> Iterator[tuple[Record, Tenure]]:
+        """The tenures that are held, by the clocks of their clients."""
+        for record in list(self._records):
+            tenure = record.tenure()
+            if tenure is None or not tenure.open:
+                del self._records[record]
+            elif tenure.held:
+                yield record, tenure
+
+    def look(self) -> None:
+        """At all tenures."""
+        for record in list(self._records):
+            tenure = record.tenure()
+            if tenure is None or not tenure.open:
+                del self._records[record]
+                continue
+            self._check_ends(record, tenure)
+            self._check_max_hold(record, tenure)
+            if self._is_overdue(record, tenure):  # a refusal that came just now may have moved its end into the past
+                self._world.schedule.at(self.now + _TOLD, self._check_told, record)
+        self._check_alone()
+
+    def _check_max_hold(self, record: Record, tenure: Tenure) -> None:
+        """By the clock of its client."""
+        most = record.lock.settings.max_hold
+        if most is not None and tenure.held and self.now > record.entered + most * (1 + _RATES):
+            self.fail("held for longer than max_hold", str(record))
+
+    def _check_told(self, record: Record) -> None:
+        """The client has had the time to tell a loss."""
+        tenure = record.tenure()
+        if tenure is not None and record in self._records and self._is_overdue(record, tenure):
+            self.fail("a loss was not told in time", f"{record} of {tenure.hold.name}")
+
+    def _is_overdue(self, record: Record, tenure: Tenure) -> bool:
+        """Whether it is open, although its loss was to be told by now: its lease has ended, and its loop runs."""
+        return tenure.open and self.now > _due(record.client, tenure) + _TOLD and not record.client.closed
+
+    def check_waited(self, client: Caller, job: Job, waited: float, most: float, why: str) -> None:
+        """An acquire has ended without a lease, after so many seconds of its client's clock. It does so at the end of
+        its timeout, and in an outage also after `most` seconds."""
+        least = min(math.inf if job.timeout is None else job.timeout, most)
+        if waited < least - _ROUNDING and not client.closed:
+            about = f"{client.name}, job {job.number} of {job.lock.name}: {why} after {waited:.3f} s"
+            self.fail("given up too soon", about)
+
+    def told(self, client: Client, tenure: Tenure, loss: Reason) -> None:
+        """A program is told a loss: that of a lease that has ended by the clock comes in time."""
+        due = _due(client, tenure)
+        if loss in ("expired", "max_hold") and self.now > due + _TOLD:
+            self.fail("a loss was not told in time", f"{tenure.hold.name} of {client.name}: {self.now - due:.3f} s")
+
+    def writes(self, tenure: Tenure) -> None:
+        """The program writes to the protected data, which refuses the writes of older tokens."""
+        fence = tenure.fence
+        if not tenure.terms.settings.fencing:
+            return
+        self._check_alone()
+        for part in parts_of(tenure.terms):
+            if _is_shared(part):
+                continue
+            if fence >= self._written.get(part.name, 0):
+                self._written[part.name] = fence
+            elif self._safe and not self._broken_lately(part.name):
+                self.fail("a write under a lease was refused", f"{part.name}, token {fence}")
+
+    def released(self, tenure: Tenure, lock: LockPlan, entered: float, ends: float = math.inf) -> None:
+        """The program ends a tenure that it got at `entered`. Until the servers have the release, its hold, and so the
+        rest of the name, ends with the lease, at `ends`."""
+        self._released_at[tenure.hold.name] = self.now
+        if tenure.held:
+            self._rests(tenure, lock, entered, ends, self.now)
+
+    def delivered(self, tenure: Tenure, lock: LockPlan, entered: float, sent: float) -> None:
+        """A majority has carried out that release. A break since it was sent has ended the rest."""
+        self._rests(tenure, lock, entered, math.inf, sent)
+
+    def _rests(self, tenure: Tenure, lock: LockPlan, entered: float, ends: float, since: float) -> None:
+        if not lock.settings.min_hold or lock.reentrant or tenure.hold.op.id[:ID_LENGTH] in self._broken:
+            return
+        until = min(entered + (1 - 2 * _RATES) * lock.settings.min_hold - 0.01, ends)
+        for part in lock.parts:
+            if not _is_shared(part) and self._broken_at.get(part.name, -math.inf) <= since:
+                self._rests_until[part.name] = until
+
+    def done(self, tenure: Tenure) -> None:
+        """A majority knows that a run of `once` has returned."""
+        name = tenure.hold.name
+        self._done_until[name] = self._released_at[name] + 0.99 * tenure.done_for - 0.01
+
+    def dropped(self, tenure: Tenure) -> None:
+        self._left_alone.add(tenure.hold.op.id[:ID_LENGTH])
+
+    detached = dropped
+
+    def adopted(self, handle: str, tenure: Tenure) -> None:
+        """A program has taken a hold over."""
+        key = tenure.hold.op.id[:ID_LENGTH]
+        if self._adopted.setdefault(handle, key) != key and self._safe:
+            self.fail("a handle was adopted twice", tenure.hold.name)
+
+    def gone(self, client: Client) -> None:
+        """Its process has ended, or it closes."""
+        for record in [each for each in self._records if each.client is client]:
+            del self._records[record]
+
+    def closed(self, client: Client) -> None:
+        """It has closed: nothing of it is left in the process."""
+        self._check_idle(client)
+
+    # -- after all has healed ------------------------------------------------------------------------------------
+
+    def waits_too_long(self) -> None:
+        """All has healed long ago."""
+        waits = ", ".join(f"job {number} of {client.name}" for number, client in self._world.waits.items())
+        self.fail("not served", waits or "a task that does not end")
+
+    def nothing_is_left(self) -> None:
+        """All tasks have ended, and each node is connected."""
+        live = {client.tag for client in self._world.live()}
+        for client in self._world.live():
+            self._check_idle(client)
+        for server in self._world.servers:
+            for name, stored in server.states.items():
+                state = stored.at(server.now())
+                for its_id in (*(each.id for each in state.holds), *(each.id for each in state.queue)):
+                    if its_id[:TAG_LENGTH] in live and its_id[:ID_LENGTH] not in self._left_alone:
+                        about = f"{its_id[12:18]} of {its_id[:4]} in {name} at {server.label}"
+                        self.fail("an id is left at a server", about)
+
+    def _check_idle(self, client: Client) -> None:
+        machine = client.machine
+        parts = {
+            "a claim": machine.under_way, "a hold": machine.holds, "a ticket": machine.tickets.all(),
+            "a local queue": machine.queues, "a timer": client.clock.timers,
+        }  # fmt: skip
+        for what, each in parts.items():
+            if each:
+                self.fail(f"{what} is left", client.name)
+
+    def nothing_is_stored(self) -> None:
+        """All leases have ended."""
+        for server in self._world.servers:
+            for name, stored in server.states.items():
+                state = stored.at(server.now())
+                if state.holds or state.queue or state.undone:
+                    self.fail("a server keeps what has ended", f"{name} at {server.label}: {state}")
+
+
+def _due(client: Client, tenure: Tenure) -> float:
+    """The true time at which the loss of a tenure is to be told, if it is not renewed. The answer of a node that still
+    has it may make up for a refusal, so a refusal is told by the end that the lease had before."""
+    promised: float = tenure.hold._promised  # noqa: SLF001 - math.inf: there was no refusal
+    ends = tenure.ends if promised == math.inf else max(tenure.ends, min(promised, tenure.until))
+    at: float = client.clock.true_time(ends)
+    return max(at, client.loop.runs_since)  # math.inf: the loop is stopped
+
+
+def _is_shared(part: Part) -> bool:
+    """Whether several may hold that name in this way."""
+    return bool(part.kind.slots) or part.kind.letter == READ.letter
+
+
+def _admit_each_other(held: Sequence[tuple[Record, Part]]) -> bool:
+    """Whether all these may hold one name at the same time."""
+    first, part = held[0]
+    if part.kind.slots:
+        return len({record.key for record, _ in held}) == len(held) <= max(each.kind.slots for _, each in held)
+    if all(each.kind.letter == READ.letter for _, each in held):
+        return True
+    return all(record.key == first.key and record.lock.reentrant for record, _ in held)
+
+
+def _ids(state: State, now: float) -> dict[str, Entry]:
+    """The holds of clients, by the random part of their ids."""
+    return {
+        each.id[:ID_LENGTH]: each
+        for each in state.holds
+        if (each.ends is None or each.ends > now) and each.id not in TIMED and each.id[0] != RESTING_MARK
+    }
