@@ -70,6 +70,12 @@ say('holds')
 while (line := sys.stdin.readline().strip()) != 'end': say('read', line)
 """
 
+WAITS = """
+say('holds')
+while True: signal.pause()
+"""
+"""One that reads may see that its terminal is gone before it gets the signal, and end with an error of its own."""
+
 
 def test_the_command_has_the_terminal(server: Server, name: str) -> None:
     """It reads from it, and Ctrl-C reaches it."""
@@ -124,7 +130,7 @@ def test_ctrl_z_stops_a_script(server: Server, name: str) -> None:
 
 def test_a_stopped_command_ends_with_its_terminal(server: Server, name: str) -> None:
     """The terminal is closed after a Ctrl-Z, within the lease: the command gets SIGHUP, and the lock is released."""
-    terminal = Terminal(server, "run", name, "--", *python(READS))
+    terminal = Terminal(server, "run", name, "--", *python(WAITS))
     terminal.shows("holds")
     terminal.types("\x1a")
     assert os.WIFSTOPPED(terminal.state())
