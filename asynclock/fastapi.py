@@ -19,6 +19,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from copy import deepcopy
 from functools import partial
 from inspect import Parameter, Signature
 from itertools import combinations
@@ -39,7 +40,7 @@ from starlette.routing import Router
 
 from asynclock import _problems
 from asynclock._errors import ConfigError, LockError
-from asynclock._options import check_flag, check_options
+from asynclock._options import check_flag, check_name, check_options
 from asynclock.client import Redlock, redlock
 from asynclock.locks.lock import Lock
 from asynclock.locks.multi import MOST_NAMES
@@ -188,7 +189,7 @@ class _Dependency:
         plan = installed.plan_of(connection)
         values = await plan.validated(connection)
         texts = [
-            plan.namer(name)(**values) if isinstance(name, str) else made[f"name_{i}"]
+            plan.name_of(name, values) if isinstance(name, str) else made[f"name_{i}"]
             for i, name in enumerate(self.names)
         ]
         lock = self.lock(installed.client, texts)
@@ -317,7 +318,7 @@ class _Watch:
         await asyncio.wait([self._task])
 
     async def _read(self) -> None:
-        size, message = 0, {"type": ""}
+        size, message, whole = 0, {"type": ""}, False
         while self.scope is not None and size <= _LOOKAHEAD and message["type"] != "http.disconnect":
             try:
                 message = await self._receive()  # type: ignore[assignment] # any mapping
@@ -326,6 +327,9 @@ class _Watch:
                 return
             self._kept.append(message)
             self._arrived.set()
+            if whole and message["type"] == "http.request":
+                return  # a middleware that gives the body again and again, perhaps without an await
+            whole = not message.get("more_body", False)
             size += len(message.get("body", b""))
         if self.scope is not None and message["type"] == "http.disconnect":
             self.scope.cancel()
@@ -387,6 +391,15 @@ class _Plan:
         self._namers[template] = made
         return made
 
+    def name_of(self, template: str, values: dict[str, Any]) -> str:
+        """The name of the lock of a request. Raises RequestValidationError if the request has a value that names none,
+        such as an empty one."""
+        try:
+            return check_name(self.namer(template)(**values))
+        except ConfigError as error:
+            told = {"type": "lock_name", "loc": ("request",), "msg": str(error), "input": template}
+            raise RequestValidationError([told]) from error
+
     def _check_fields(self, template: str, parameter: str, *names: str) -> None:
         """Raise ConfigError if a model of pydantic lacks one of these fields, or if no value of the last one names a
         lock. Only fields whose type is a model are followed."""
@@ -426,7 +439,7 @@ class _Plan:
                 ),
                 async_exit_stack=request.scope["fastapi_inner_astack"],
                 embed_body_fields=getattr(self.route, "_embed_body_fields", False),
-                **body,
+                **_copied(body),
             )
             values.update(solved.values)
             errors.extend(solved.errors)
@@ -490,6 +503,8 @@ class _Installed:
 
     async def answer(self, request: Request, error: Exception) -> Response:
         """The response to an error of a lock."""
+        if request.scope["type"] != "http":
+            raise error  # of a websocket: the server closes it
         answer = _problems.answer_to(error, self.busy_status) if isinstance(error, LockError) else None
         if answer is None:
             return Response(status_code=499)  # the client has disconnected
@@ -628,6 +643,12 @@ def _impartial(function: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
     return function
+
+
+def _copied(body: dict[str, Any]) -> dict[str, Any]:
+    """A body to validate. A validator may change the JSON that it gets, and FastAPI validates the same JSON once more
+    for the endpoint."""
+    return {part: value if isinstance(value, FormData) else deepcopy(value) for part, value in body.items()}
 
 
 def _open_files(body: Any) -> list[UploadFile]:
