@@ -35,7 +35,7 @@ from asynclock.runtime.calls import enter
 from asynclock.runtime.counts import counts
 from asynclock.runtime.observers import Observers
 from asynclock.runtime.session import Session
-from asynclock.runtime.sessions import Sessions, Substitute, substitute
+from asynclock.runtime.sessions import Sessions, substitute
 from asynclock.stores import check_supported, check_thread_safe, limited_of, stores_for, stores_of
 from asynclock.stores.port import Use, Wish, is_standalone
 
@@ -90,7 +90,7 @@ class Redlock:
         self._ready_made = self._unread = not nodes  # it takes other options from the environment; not read yet
         self._stores: tuple[Store, ...] = ()
         self._limited: tuple[LimitedStore, ...] = ()  # those that cannot keep every lock
-        self._sessions = Sessions()
+        self._sessions = Sessions(ready_made=not nodes)
         self._observers = Observers()
         self._set(nodes, options)
 
@@ -423,15 +423,6 @@ class Redlock:
             _check_prefix(stores, self._settings)
             self._use_stores(stores)
         return Session(self._settings, stores, self._observers)
-
-    def _substitute(self, stores: Sequence[Store]) -> Substitute:
-        """For `asynclock.testing.use`, of the ready-made client. From now on each client that begins to be used has
-        these stores, and this client has them in any case. Raises ConfigError."""
-        if not stores:
-            raise ConfigError("name the stores to use, such as use(FakeStore())")
-        begun = Substitute(stores_for(stores))
-        begun.begin(self._sessions)
-        return begun
 
 
 def _check_prefix(stores: Sequence[Store], settings: ClientSettings) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from asynclock._options import Seconds
     from asynclock.blocking.lease import Lease
-    from asynclock.blocking.options import ClientOptions, LockOptions, OnLost
+    from asynclock.blocking.options import ClientOptions, LockOptions, Losses, OnLost
     from asynclock.events import Event
     from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
@@ -84,34 +84,34 @@ class Redlock:
     ) -> Lock:
         """A mutex of that name. `fair`: waiters enter in their order of arrival. `reentrant`: its owner may enter
         again; the owner is the thread, or the value of `owner`. Does no I/O. Raises ConfigError."""
-        on_lost, rest = self._split(options)
-        return Lock(self._client(name, fair=fair, reentrant=reentrant, owner=owner, **rest), on_lost)
+        losses, rest = self._split(options)
+        return Lock(self._client(name, fair=fair, reentrant=reentrant, owner=owner, **rest), losses)
 
     def read(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
         """The readers' side of a read-write lock: any number of readers hold it together, but not beside a writer. Does
         no I/O. Raises ConfigError, Unsupported (fencing=False)."""
-        on_lost, rest = self._split(options)
-        return Lock(self._client.read(name, **rest), on_lost)
+        losses, rest = self._split(options)
+        return Lock(self._client.read(name, **rest), losses)
 
     def write(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
         """The writers' side of a read-write lock: one writer holds it alone. Readers that arrive while a writer waits
         enter after it. Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
-        on_lost, rest = self._split(options)
-        return Lock(self._client.write(name, **rest), on_lost)
+        losses, rest = self._split(options)
+        return Lock(self._client.write(name, **rest), losses)
 
     def semaphore(self, name: str, permits: int, /, **options: Unpack[LockOptions]) -> Lock:
         """A lock that a caller enters while it has fewer than `permits` holders. Callers may give different numbers.
         Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
-        on_lost, rest = self._split(options)
-        return Lock(self._client.semaphore(name, permits, **rest), on_lost)
+        losses, rest = self._split(options)
+        return Lock(self._client.semaphore(name, permits, **rest), losses)
 
     def multi(self, *locks: str | Lock, **options: Unpack[LockOptions]) -> Lock:
         """Several locks as one: the caller gets all of them or none, in whatever order they are named. A str is a
         mutex. A Lock of this client counts with its name and kind, and its options do not count. Does no I/O. Raises
         ConfigError, Unsupported (fencing=False)."""
-        on_lost, rest = self._split(options)
+        losses, rest = self._split(options)
         parts = [each._async_lock() if isinstance(each, Lock) else each for each in locks]
-        return Lock(self._client.multi(*parts, **rest), on_lost)
+        return Lock(self._client.multi(*parts, **rest), losses)
 
     def lead(self, name: str, main: Callable[[Lease], _R], /, **options: Unpack[LockOptions]) -> _R:
         """Run `main(lease)` while this caller is elected among all callers of `lead` with that name. A loss of the
@@ -121,9 +121,9 @@ class Redlock:
         With a `timeout` (seconds), raises LockTimeout or QuorumUnavailable when an election takes longer. Without one,
         waits until an outage is over. Raises ConfigError, LockLost (the client was closed).
         """
-        on_lost, rest = self._split(options)
+        losses, rest = self._split(options)
         lock, through_outages = self._client._election(name, main, rest)
-        return decorators.lead(Lock(lock, on_lost), main, through_outages)
+        return decorators.lead(Lock(lock, losses), main, through_outages)
 
     def synchronized(
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
@@ -135,8 +135,8 @@ class Redlock:
         Raises ConfigError or TypeError when it decorates. A call raises what `with` of a lock raises, and TypeError for
         a value of another type.
         """
-        on_lost, rest = self._split(options)
-        return decorators.synchronized(name, self._client._lock_of_calls(name, rest), on_lost)
+        losses, rest = self._split(options)
+        return decorators.synchronized(name, self._client._lock_of_calls(name, rest), losses)
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
@@ -145,18 +145,18 @@ class Redlock:
         calls return Skipped.RUNNING or Skipped.DONE. After a run that raised, or that ended with its process, the next
         call runs. Raises as `synchronized` does. A call waits for no run, and for `patience` seconds for the end of an
         outage or of split votes; LockTimeout tells of those."""
-        return decorators.once(name, *self._client._runs(name, within))
+        return decorators.once(name, *self._client._runs(name, within), self._own_on_lost)
 
     def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over the hold that another process detached. `handle` is the string that `Lease.detach` returned.
         Returns a new Lease with a greater fencing token, under the options given here. Raises LockNotHeld (the handle
         was adopted already, or the hold has ended), QuorumUnavailable, ConfigError."""
-        on_lost, rest = self._split(options)
+        losses, rest = self._split(options)
 
         async def take() -> Any:
             return await self._client.adopt(handle, **rest)
 
-        lease = call_and_undo(watched, give_back, take, on_lost)
+        lease = call_and_undo(watched, give_back, take, losses())
         assert lease is not None  # noqa: S101 - adopt() returns one, or raises
         return lease
 
@@ -239,9 +239,12 @@ class Redlock:
     def __exit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
         self.close()
 
-    def _split(self, options: LockOptions) -> tuple[OnLost | None, Any]:
+    def _split(self, options: LockOptions) -> tuple[Losses, Any]:
         on_lost, rest = split(options)
-        return on_lost or self._on_lost, rest
+        return self._own_on_lost if on_lost is None else lambda: on_lost, rest
+
+    def _own_on_lost(self) -> OnLost | None:
+        return self._on_lost
 
 
 redlock = Redlock()

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from asynclock._errors import LockLost, QuorumUnavailable
-from asynclock.blocking.lease import Lease
+from asynclock.blocking.lease import Lease, watch
 from asynclock.blocking.lock import Lock
 from asynclock.blocking.loop_thread import abandon, call_and_undo
 from asynclock.locks.decorators import AGAIN, RUN, OnceLock, Skipped
@@ -18,7 +18,7 @@ from asynclock.locks.template import namer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock.blocking.options import OnLost
+    from asynclock.blocking.options import Losses, OnLost
     from asynclock.locks import lease as locks_lease
     from asynclock.locks import lock as locks_lock
 
@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 
 
 def synchronized(
-    name: str | Callable[..., str], lock: Callable[[str], locks_lock.Lock], on_lost: OnLost | None
+    name: str | Callable[..., str], lock: Callable[[str], locks_lock.Lock], losses: Losses
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Each call runs under `lock(name of the call)`."""
 
@@ -37,7 +37,7 @@ def synchronized(
 
         @wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with Lock(lock(named(*args, **kwargs)), on_lost):
+            with Lock(lock(named(*args, **kwargs)), losses):
                 return function(*args, **kwargs)
 
         return guarded
@@ -46,7 +46,7 @@ def synchronized(
 
 
 def once(
-    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float
+    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float, losses: Losses
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | Skipped]]:
     """A run holds the lock. A run that returns leaves the name taken for `within` seconds."""
 
@@ -57,7 +57,7 @@ def once(
         @wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R | Skipped:
             run, before, begun = lock(named(*args, **kwargs)), None, False
-            lease = call_and_undo(run.begin, _give_back)
+            lease = call_and_undo(_begun, _give_back, run, losses())
             try:
                 if isinstance(lease, Skipped):
                     return lease
@@ -80,6 +80,13 @@ def once(
     return decorate
 
 
+async def _begun(run: OnceLock, on_lost: OnLost | None) -> locks_lease.Lease | Skipped:
+    lease = await run.begin()
+    if on_lost is not None and not isinstance(lease, Skipped):
+        watch(lease, on_lost)
+    return lease
+
+
 async def _give_back(lease: locks_lease.Lease | Skipped) -> None:
     if not isinstance(lease, Skipped):
         await lease.release()
@@ -87,7 +94,8 @@ async def _give_back(lease: locks_lease.Lease | Skipped) -> None:
 
 def lead(lock: Lock, main: Callable[[Lease], _R], through_outages: bool) -> _R:
     """Run `main` while elected, until it returns or raises. If it raises the LockLost of its own lease, the next
-    election runs it again."""
+    election runs it again. Raises TypeError for a `main` that could not run under the lock."""
+    _check_function(main)
     while True:
         raised: BaseException | None = None
         done: list[_R] = []
@@ -104,7 +112,7 @@ def lead(lock: Lock, main: Callable[[Lease], _R], through_outages: bool) -> _R:
                 raise
             time.sleep(random.uniform(*AGAIN))  # noqa: S311 - jitter
         except LockLost as lost:
-            noticed = lease is not None and lost.name == lease.name and not lease.held
+            noticed = lease is not None and lost.name == lease.name and lease.wait_lost()
             if (lost is raised and not noticed) or (lost.reason == "closed" and not done):
                 raise
         if done:

@@ -93,9 +93,14 @@ class Lease:
     def __enter__(self) -> Self:
         """Guard the body: the end of the block raises LockLost if the lease was lost. Raises LockLost, LockNotHeld,
         ConfigError."""
-        self._check_home()
-        call(self._lease.__aenter__)
-        self._lease._note_entered()
+        try:
+            self._check_home()
+            call(self._lease.__aenter__)
+            self._lease._note_entered()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # such as a KeyboardInterrupt: the body does not run, nor __exit__
+                run_in_background(self._home, give_back, self)
+            raise
         return self
 
     def __exit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:

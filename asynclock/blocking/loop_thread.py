@@ -118,10 +118,18 @@ class LoopThread:
 
 
 async def _close_clients() -> None:
-    results = await asyncio.gather(*[client.aclose() for client in list(_clients)], return_exceptions=True)
+    results = await asyncio.gather(*[client.aclose() for client in _all_clients()], return_exceptions=True)
     for error in results:
         if isinstance(error, Exception):
             log.error("asynclock: a client did not close", exc_info=error)
+
+
+def _all_clients() -> list[Redlock]:
+    while True:
+        try:
+            return list(_clients)
+        except RuntimeError:  # a daemon thread has made one meanwhile
+            continue
 
 
 _clients: WeakSet[Redlock] = WeakSet()

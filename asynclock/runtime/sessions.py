@@ -49,7 +49,8 @@ def close_soon(session: Session) -> None:
 class Sessions:
     """The sessions of one client, one for each event loop. Several threads, each with its own loop, may use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ready_made: bool) -> None:
+        self.ready_made = ready_made  # the client was made without nodes
         self._by_loop: dict[asyncio.AbstractEventLoop, Session] = {}
         self._unused: WeakSet[asyncio.AbstractEventLoop] = (
             WeakSet()
@@ -160,12 +161,12 @@ class Substitute:
         self.made: list[Place] = []  # the sessions that have begun meanwhile
         self._out: list[Place] = []  # the sessions that are set aside until the end
 
-    def begin(self, ready_made: Sessions) -> None:
-        """Start. The sessions of the ready-made client, and those with the stores of earlier substitutes, are set
+    def begin(self) -> None:
+        """Start. The sessions of the ready-made clients, and those with the stores of earlier substitutes, are set
         aside. New sessions take their place."""
         before = [place.session for each in _substitutes for place in each.made]
         for sessions in list(_all_sessions):
-            self._out += sessions.take_out(None if sessions is ready_made else before)
+            self._out += sessions.take_out(None if sessions.ready_made else before)
         _substitutes.append(self)
 
     def end(self) -> None:

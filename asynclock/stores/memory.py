@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from itertools import count
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError
@@ -34,7 +36,8 @@ class MemoryStore(TransactionalStore):
         self._epoch = self._time.wall() - self._time.now()  # a wall clock can jump, and leases must not
         self._states: dict[str, State] = {}
         self._listeners: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Notice], object]]] = {}  # by tag
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a subclass may run a transaction under it
+        _all_stores.add(self)
 
     def __repr__(self) -> str:
         return f"<MemoryStore of {len(self._states)} names>"
@@ -74,6 +77,19 @@ class MemoryStore(TransactionalStore):
         del cursor
         with self._guard:
             return "0", [key for key in self._states if key.startswith(begin) and self.state(key).holds]
+
+
+_all_stores: WeakSet[MemoryStore] = WeakSet()
+
+
+def _after_fork() -> None:
+    """A thread of the parent may have been in a transaction, and does not exist in the child."""
+    for store in list(_all_stores):
+        store._guard = threading.RLock()  # noqa: SLF001 - of this module
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def store_of_url(url: str) -> MemoryStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -77,7 +76,6 @@ class FakeStore(MemoryStore):
     def __init__(self, *, autojump: Seconds | None = None) -> None:
         self.clock: FakeClock = FakeClock()
         super().__init__(self.clock)
-        self._guard = threading.RLock()  # type: ignore[assignment] # `free` runs a transaction under it
         self.label = f"fake:{next(self._fakes)}"
         self.clock.autojump(None if autojump is None else checked("autojump", autojump, zero=True))
         self._server = _Server.UP

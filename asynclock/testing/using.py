@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from asynclock.client import redlock
+from asynclock._errors import ConfigError
+from asynclock.runtime.sessions import Substitute
+from asynclock.stores import stores_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,13 +18,17 @@ if TYPE_CHECKING:
 @contextmanager
 def use(*stores: Store) -> Iterator[None]:
     """Until the end of the block, every client that is made or first used has these nodes, whatever nodes it was given;
-    and the ready-made `redlock` in any case. Several stores are a quorum.
+    and in any case those that were made without nodes: the ready-made `redlock`, also that of `asynclock.blocking`.
+    Several stores are a quorum.
 
     It counts for all threads and event loops. Blocks may be nested: the innermost counts. At the end the clients have
     their own nodes again, and what they used in the block is closed: leases that are still held are lost ("closed").
     Raises ConfigError.
     """
-    begun = redlock._substitute(stores)
+    if not stores:
+        raise ConfigError("name the stores to use, such as use(FakeStore())")
+    begun = Substitute(stores_for(stores))
+    begun.begin()
     try:
         yield
     finally:

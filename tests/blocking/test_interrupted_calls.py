@@ -112,6 +112,24 @@ def test_a_signal_at_any_point_of_an_exit_leaves_no_hold(client: Redlock, name: 
     assert point > 10
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_a_signal_at_any_point_of_an_entry_leaves_no_hold(client: Redlock, name: str) -> None:
+    """The same, where a block of a Lease begins, which the program keeps."""
+    lock, kept = client(name, lease=60), list[object]()
+    for point in itertools.count(2):
+        entered, lease = False, lock.acquire(timeout=None)
+        kept.append(lease)
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(point, at_once=False) as start:
+            start()
+            with lease:
+                sys.setprofile(None)
+                entered = True
+        until(lambda: not lock.locked())
+        if entered:
+            break
+    assert point > 5
+
+
 def test_a_release_is_carried_out_if_a_signal_comes_before_the_loop_has_it(client: Redlock, name: str) -> None:
     """KeyboardInterrupt comes where the thread is about to pass its call of `release` to the background loop."""
     lease, functions = client(name, lease=60).acquire(timeout=None), list[str]()

@@ -81,6 +81,29 @@ IN_CHILD = """
         assert os.waitpid(pid, 0)[1] == 0
 """
 
+MEMORY = (
+    IN_CHILD
+    + """
+    import threading
+    from asynclock.stores import MemoryStore
+
+    store, inside, may_end = MemoryStore(), threading.Event(), threading.Event()
+
+    def slow(states, now):
+        inside.set()
+        may_end.wait()
+        return states, ()
+
+    thread = threading.Thread(target=store.transact, args=(["x"], slow))
+    thread.start()
+    inside.wait()
+    in_child(lambda: store.transact(["x"], lambda states, now: (states, ())))
+    may_end.set()
+    thread.join()
+    print("fine")
+"""
+)
+
 COLLECTED = (
     IN_CHILD
     + """
@@ -114,6 +137,11 @@ def test_c8_a_child_that_forgets_the_parents_loop_does_not_close_its_sockets(ser
     """To collect them in the child would take them out of the selector, which parent and child share: the parent would
     receive no reply any more."""
     assert run_python(COLLECTED, server.url) == "fine\n"
+
+
+def test_a_thread_that_has_no_twin_in_the_child_does_not_block_a_memory_store() -> None:
+    """It was in a transaction when the process was forked."""
+    assert run_python(MEMORY) == "fine\n"
 
 
 CONFIGURED = (
