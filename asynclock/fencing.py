@@ -100,7 +100,9 @@ def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None =
     rows: int = queryset.filter(_not_greater(field, held.fence)).update(**values)
     if rows:
         return rows
-    later = queryset.filter(**{f"{field}__gt": held.fence})
+    # A SELECT with FOR UPDATE joins and sorts nothing: PostgreSQL refuses an outer join, and DISTINCT.
+    later = queryset.filter(**{f"{field}__gt": held.fence}).order_by("pk")
+    later.query.distinct = False
     if not transaction.get_connection(queryset.db).get_autocommit():
         later = later.select_for_update()  # else a snapshot of the transaction may show an older token
     if later.values_list("pk").first() is not None:
