@@ -39,12 +39,16 @@ if TYPE_CHECKING:
     from asynclock.quorum.ballot import Ballot
     from asynclock.runtime.session import Session
 
-    Entered = tuple[ref[Tenure], ref[TenuresByTask], "Entered | None"]
+    Entered = tuple[ref[Tenure], ref[TenuresByTask], "Entered | None", int]
 
 _ENTERED: ContextVar[Entered | None] = ContextVar("asynclock.entered", default=None)
 """The blocks that this context has entered, the innermost first. The references are weak: a context may live longer
 than a block that the program has dropped. It is never reset, since a block may end in another context: `_open_ones`
-skips the blocks that have ended."""
+skips the blocks that have ended. The number says how many blocks may be entered until all that have ended are dropped,
+and not only the innermost ones."""
+
+_FEW = 16
+"""So many entries of ended blocks a context may keep, beside as many as it has open ones."""
 
 
 class Lease:
@@ -211,12 +215,15 @@ def guard(
 ) -> None:
     """From here to `leave` the task is cancelled if the tenure is lost. `caller`: see Block."""
     tenure.enter(task, Block(task, tenure.terms.settings.cancel_on_lost, caller))
-    _ENTERED.set((tenure.weak_self, kept, _open_ones(_ENTERED.get())))  # as `note_entered`, with a call less
+    note_entered(tenure, kept)
 
 
 def note_entered(tenure: Tenure, kept: ref[TenuresByTask]) -> None:
     """Record that this context has entered its block, for `current_lease` and `enclosing_lease`."""
-    _ENTERED.set((tenure.weak_self, kept, _open_ones(_ENTERED.get())))
+    around = _open_ones(_ENTERED.get())
+    if around is not None and not around[3]:
+        around = _swept(around)
+    _ENTERED.set((tenure.weak_self, kept, around, _FEW if around is None else around[3] - 1))
 
 
 def _open_ones(entered: Entered | None) -> Entered | None:
@@ -224,6 +231,17 @@ def _open_ones(entered: Entered | None) -> Entered | None:
     one entry in all. A block that has not ended stays, also if its lease is lost: `enclosing_lease` needs it."""
     while entered is not None and ((tenure := entered[0]()) is None or tenure.block is None):
         entered = entered[2]
+    return entered
+
+
+def _swept(entered: Entered | None) -> Entered | None:
+    """All blocks that have not ended, in their order."""
+    open_ones: list[Entered] = []
+    while (entered := _open_ones(entered)) is not None:
+        open_ones.append(entered)
+        entered = entered[2]
+    for tenure, kept, _, _ in reversed(open_ones):
+        entered = tenure, kept, entered, len(open_ones) + _FEW
     return entered
 
 

@@ -123,3 +123,26 @@ async def test_a_context_remembers_no_more_than_what_it_needs(client: Redlock) -
         del lock
         gc.collect()
     assert current_lease() is None
+
+
+async def test_blocks_that_overlap_do_not_add_up(client: Redlock) -> None:
+    """Each is entered before the one before it has ended, as in hand-over-hand locking, so one is always open. The
+    blocks that are open stay known, in their order."""
+    first, kept = client("first"), [client(f"kept:{number}") for number in range(3)]
+    for lock in (first, *kept):
+        await lock.__aenter__()
+    before = client("order:0")
+    await before.__aenter__()
+    for number in range(1, 200):
+        lock = client(f"order:{number}")
+        await lock.__aenter__()
+        await before.__aexit__(None, None, None)
+        before = lock
+    assert entered_blocks() < 60
+    await before.__aexit__(None, None, None)
+    for lock in reversed(kept):
+        assert enclosing() == lock.name
+        await lock.__aexit__(None, None, None)
+    assert enclosing() == "first"
+    await first.__aexit__(None, None, None)
+    assert current_lease() is None
