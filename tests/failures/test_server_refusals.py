@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing
 
 import pytest
 
-from asynclock import ConfigError, Redlock
+from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock.stores.redis import node
+from tests.support.redis_deadlines import next_look
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LIMIT, works
+from tests.support.waiters import LIMIT, until, works
 
 
 def acl(server: Server, *rules: str) -> None:
@@ -83,3 +86,41 @@ async def test_c13_a_minority_that_refuses(servers: Servers, name: str) -> None:
     acl(third, "+@all")
     async with Redlock(*urls, f"unix://worker:wrong@{third.path}") as redlock:
         await works(redlock, name)
+
+
+async def test_a_warning_that_is_an_error_leaves_no_connection(servers: Servers, name: str) -> None:
+    """A server forbids INFO, and the program makes the warning of that an error: the node connects once more, and the
+    connection of the first attempt is closed."""
+    some = servers.start_together(3)
+    async with Redlock(*(each.url for each in some)) as first:  # from now on it is no new deployment
+        await works(first, name)
+    acl(some[0], "+@all", "-info")
+    urls = [f"unix://worker:swordfish@{some[0].path}", *(each.url for each in some[1:])]
+    async with aclosing(Redlock(*urls)) as redlock:
+        await works(redlock, name)
+        async with asyncio.timeout(LIMIT):
+            while not all(each.ok for each in (await redlock.health()).nodes):
+                await asyncio.sleep(0.05)
+        with some[0].cli() as cli:
+            async with asyncio.timeout(LIMIT):
+                while sum(each["user"] == "worker" for each in cli.client_list()) != 1:
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_look_has_a_time_limit_of_its_own(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the deadline of an op before it, a tenth of its lease, is later. The server stops between the two."""
+    monkeypatch.setattr(node, "ANSWER_TIMEOUT", 1.0)
+    async with aclosing(Redlock(server.url, lease=600.0, max_lease=600.0)) as redlock:
+        await works(redlock, name)
+        await until(lambda: next_look(redlock) == math.inf)  # no limit of the handshake is left
+        lease = await redlock(name).acquire()
+        assert next_look(redlock) < math.inf
+        server.freeze()
+        try:
+            with pytest.raises(QuorumUnavailable):
+                async with asyncio.timeout(LIMIT):
+                    [each async for each in redlock.holders()]
+        finally:
+            server.thaw()
+        assert lease
+        await lease.release()

@@ -11,6 +11,7 @@ from asynclock.stores.backlog import SLICE
 from asynclock.stores.zookeeper.contender import Contender
 from asynclock.stores.zookeeper.expiry import Expiry
 from tests.support.fake_clock import FakeClock
+from tests.support.zookeeper_contenders import created_in, expire, node_with
 
 
 def held(name: str) -> Contender:
@@ -90,3 +91,16 @@ def test_an_id_that_acquires_again_has_another_end() -> None:
     assert not ended
     clock.advance(5.0)
     assert ended == [second]
+
+
+async def test_a_node_of_the_next_session_outlives_the_end_of_the_last() -> None:
+    """The contenders of a session that has expired are forgotten in slices. Between two of them a request that was
+    under way may create a node in the session that there is by then: it counts."""
+    node, contenders = node_with(3 * SLICE)
+    expire(node, 2)
+    created_in(contenders[-1], 2)
+    while any(each.nodes for each in contenders[:-1]):
+        await asyncio.sleep(0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert contenders[-1].nodes

@@ -205,7 +205,7 @@ class RedisNode:
             reply.fail(self.index, connection.hung_up, maybe=False)
             return reply
         connection.send(pack(*command), reply)
-        if self._deadlines.next == math.inf:
+        if reply.deadline < self._deadlines.next:
             self._deadlines.arm(reply.deadline)
         return reply
 
@@ -295,6 +295,14 @@ class RedisNode:
                 connection.abort()
             await redis.disconnect(nowait=True)
             raise (await explained(redis, error, self.stage, limit)) from None
+        try:
+            self._use(connection, native)
+        except BaseException as error:  # such as a warning that the program has made an error
+            self.lost(connection, ConnectionError(f"{self.label}: {error!r}"))
+            raise
+
+    def _use(self, connection: Connection, native: tuple[str, ...]) -> None:
+        """The handshake is done."""
         self._connection, self._native = connection, native
         self._backoff.connected(self.clock.now())
         self._quarantined = self._restarts.left > 0

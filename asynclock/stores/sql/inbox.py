@@ -33,6 +33,9 @@ WAITING = 0.25
 HOLDING = 1.0
 """... and up to this while it only holds: then a notice can only say that the hold was broken."""
 
+MANY = 256
+"""Names in which holds are noted, at least, before those that have ended are forgotten while a client waits."""
+
 _KEPT = 60.0
 """Seconds after which a notice that nobody took is removed."""
 
@@ -56,6 +59,7 @@ class Inbox:
         # By key: our tickets, by id and number, and when each of them ends, on the clock of the loop.
         self._waiting: dict[str, dict[tuple[str, int], float]] = {}
         self._holding: dict[str, dict[tuple[str, int], float]] = {}  # the same of our holds
+        self._many = MANY  # beyond so many holds, those that have ended are forgotten
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.Event = asyncio.Event()
         self._sooner = asyncio.Event()  # set when a waiter begins to wait: this ends a long pause
@@ -128,6 +132,9 @@ class Inbox:
         while True:
             await self._look.wait()
             waits = self._is_any(self._waiting)
+            if waits and len(self._holding) > self._many:  # not in each look: there may be thousands
+                self._is_any(self._holding)
+                self._many = max(MANY, 2 * len(self._holding))
             if not waits and not self._is_any(self._holding):
                 self._look.clear()
                 continue

@@ -85,8 +85,8 @@ class Contender:
 
     __slots__ = (
         "czxid", "doubtful", "ends", "given_up", "granted", "has_ended", "hold_and_wait", "id", "is_followed", "lease",
-        "looked_at", "name", "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "tasks", "ticket",
-        "turn", "users", "waits", "waits_at", "watch", "watcher",
+        "looked_at", "name", "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "session", "tasks",
+        "ticket", "turn", "users", "waits", "waits_at", "watch", "watcher",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -107,6 +107,7 @@ class Contender:
         self.given_up = False  # its release was sent: nodes that are found are deleted
         self.has_ended = False  # it was granted, and not extended in time: the same, but its id may acquire again
         self.czxid = 0  # of the nodes: the fencing token
+        self.session = 0  # that of the nodes and of the ticket
         self.is_followed = False  # another one was behind it when it looked last
         self.waits = False  # its owner waits for a notice
         self.waits_at: Part | None = None  # where its node has the place of a holder, and its data say that it waits

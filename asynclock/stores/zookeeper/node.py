@@ -203,7 +203,9 @@ class ZooKeeperNode:
             for_each(self._forget, list(self._contenders.values()), self._is_forgotten)
 
     def _forget(self, contender: Contender) -> None:
-        """The session of its nodes has expired."""
+        """The session of its nodes has expired. It may have others by now, of the session that there is."""
+        if self._connection is not None and contender.session == self._connection.session != 0:
+            return
         granted = contender.granted
         contender.forget()
         self._drop(contender)

@@ -273,6 +273,7 @@ class Places:
         if not self.servers.owns(stat):
             contender.doubtful = True
             raise SessionExpiredError("the session of this attempt has expired")
+        contender.session = self.servers.session
 
     async def _stat(self, path: str) -> Stat:
         stat = await self.servers.exists(path)

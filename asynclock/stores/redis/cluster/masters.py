@@ -246,6 +246,9 @@ class Masters:
             self._hand_over(shard)
         if lost and self._now() - shard.asked_at > _GUEST and not shard.has_pending:
             del self._shards[shard.address]
+            servers = self._config.servers  # its server may be known by another address now
+            for run_id in [each for each, whose in servers.items() if whose == shard.label]:
+                del servers[run_id]
             self._leaving.add(shard)
             self._run_in_background(self._close(shard))
 

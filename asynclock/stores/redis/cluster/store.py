@@ -41,6 +41,7 @@ _SCHEMES = {
 
 _UNREAD = ("a redis url", "a rediss url")  # the beginning of an error that shows how to write another url
 
+_DIALERS = 1000  # addresses for which connections can be made, at most: those of pods change again and again
 _FORM = "write it as redis+cluster://host:port,host2:port2, with one or more nodes of the cluster"
 
 
@@ -107,6 +108,8 @@ class ClusterStore:
             made = RedisStore(Redis(connection_pool=ConnectionPool(connection_class=self._connection_class, **kwargs)))
             made.label = f"{address} ({self.label})"
             known = self._dialers.setdefault(address, made)  # another thread may have made one
+            for old in list(self._dialers)[:-_DIALERS]:
+                self._dialers.pop(old, None)
         return known
 
     async def ranges_by(self, shard: Shard) -> tuple[Range, ...]:
