@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from typing import Annotated
 
 import rich  # noqa: F401 - its absence is told at once, although only some commands need it
@@ -16,6 +14,7 @@ from asynclock.cli import look, run
 from asynclock.cli.demo import LONGEST, SHORTEST
 from asynclock.cli.doctor.command import doctor
 from asynclock.cli.options import AsJson  # noqa: TC001 - typer reads the annotations
+from asynclock.cli.output import is_lively, tell
 from asynclock.cli.program import Code, Program, complain
 from asynclock.cli.top import top
 
@@ -45,7 +44,7 @@ def main(
     """Distributed locks for asyncio, kept by Redis (a server, a quorum of servers, Sentinel, a cluster), a database or
     ZooKeeper."""
     if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help(), err=True)
+        tell(ctx.get_help())
         raise typer.Exit(Code.USAGE)
 
 
@@ -85,7 +84,7 @@ def demo(
     """
     from asynclock.cli.demo.show import perform  # its imports would cost each other command 0.1 s
 
-    lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not plain and not as_json
+    lively = is_lively() and not plain and not as_json
     try:
         code = perform(nodes, workers, seconds, lively, as_json)
     except ConfigError as error:

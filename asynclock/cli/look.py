@@ -155,7 +155,7 @@ def break_(
 
     The holder works on without the lock until it is told.
 
-    Exit code: 0 it is free now; 1 nobody held it, or you said no; 64 there is no terminal to ask on and no --yes, or
+    Exit code: 0 it was taken; 1 nobody held it, or you said no; 64 there is no terminal to ask on and no --yes, or
     the key is another program's and there is no --foreign.
     """
     urls = named_urls(url)
@@ -175,7 +175,7 @@ def break_(
     if as_json:
         print_json({"name": name, "broken": broken})
     elif broken:
-        write(f"{printable(name)} is free")
+        write(f"{printable(name)} was taken from its holder")
     else:
         complain(f"nobody held {printable(name)}", "break")
     raise typer.Exit(Code.OK if broken else Code.NO)

@@ -12,7 +12,7 @@ import typer
 from asynclock._errors import ConfigError
 from asynclock._options import ENVIRONMENT, ClientSettings, LockSettings, written_options
 from asynclock.client import Redlock
-from asynclock.stores import URLS, stores_for
+from asynclock.stores import URLS, store_for
 from asynclock.stores.port import Making
 from asynclock.stores.urls import urls_of
 
@@ -94,7 +94,7 @@ def client(
     if "lease" not in own:  # it holds no lock: any lease that fits the other options will do
         least = 3 * (own.get("node_timeout") or 0.0)
         own["lease"] = min(max(LockSettings().lease, least), own.get("max_lease", ClientSettings().max_lease))
-    stores = stores_for(urls)
+    stores = [store_for(url) for url in urls]  # the client looks at them together, and may warn
     for store in stores:
         if looks and isinstance(store, Making):
             store.makes = False
@@ -103,4 +103,4 @@ def client(
 
 def is_terminal() -> bool:
     """Whether the command can ask a question and read the answer."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return all(each is not None and each.isatty() for each in (sys.stdin, sys.stderr))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -43,23 +44,45 @@ def _delivered(act: Callable[[], object]) -> bool:
     try:
         act()
     except OSError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # what is left in the buffer: Python writes it at its end
-        os.close(nowhere)
+        drop_rest()
         if isinstance(error, BrokenPipeError):
             return False
         raise Unwritten(error.strerror) from error
     return True
 
 
+def drop_rest() -> None:
+    """Stdout cannot be written: drop what is left in its buffer. Python would write it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def escape_the_unknown() -> None:
+    """Stdout escapes the characters that its encoding lacks: the text may be that of another program."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def tell(text: str) -> None:
+    """Print it on stderr, at once. An error of stderr is ignored: the caller has more to do, and cannot report it."""
+    if sys.stderr is not None:  # it was closed: then `print` would write to stdout
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def is_lively() -> bool:
+    """Whether stdout is a terminal that can show a live picture."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def print_json(value: Any, *, error: bool = False) -> None:
-    """One line, on stdout or stderr. Like `complain`, it ignores an error of stderr."""
+    """One line, on stdout or stderr."""
     text = json.dumps(plain(value))
-    if not error:
+    if error:
+        tell(text)
+    else:
         write(text)
-        return
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def plain(value: Any) -> Any:

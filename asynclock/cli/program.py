@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
 import signal
 import sys
@@ -24,6 +24,10 @@ EXAMPLE = "redis://host:6379"
 
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """ClickException. Newer versions of typer have a copy of click of their own, older ones import click."""
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of a stdout that is a file."""
 
 
 class Code(IntEnum):
@@ -64,6 +68,7 @@ class Program(TyperGroup):
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         extra |= {"prog_name": "asynclock", "standalone_mode": False}
+        output.escape_the_unknown()
         quiet = logging.NullHandler()
         log.addHandler(quiet)  # the error of a command says what the log said before; `run` has a handler of its own
         try:
@@ -79,6 +84,13 @@ class Program(TyperGroup):
             code = code_of(error)
         except output.Unwritten as error:
             code = _unwritten(error)
+        except SystemExit:  # of typer: the reader of a help text has gone
+            code = Code.OK
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            output.drop_rest()  # of a help text
+            code = _unwritten(output.Unwritten(error.strerror))
         finally:
             log.removeHandler(quiet)
         if not standalone_mode:
@@ -92,10 +104,9 @@ class Program(TyperGroup):
 
 
 def complain(text: str, command: str = "") -> None:
-    """Print one line on stderr. An error of stderr is ignored: the caller has more to do, and cannot report it."""
+    """Print one line on stderr."""
     who = f"asynclock {command}".rstrip()
-    with contextlib.suppress(OSError):
-        print(f"{who}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+    output.tell(f"{who}: {printable(' '.join(text.split()))}")
 
 
 def _unwritten(error: output.Unwritten) -> Code:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -127,5 +128,9 @@ def run(
     options: ClientOptions = {"lease": lease, "cancel_on_lost": False, "metadata": path[:200]}
     if max_lease is not None:
         options["max_lease"] = max_lease
-    redlock = client(plan.urls, prefix, options)
-    raise typer.Exit(asyncio.run(Runner(plan, redlock, as_json).run()))
+    with warnings.catch_warnings(record=True) as warned:
+        redlock = client(plan.urls, prefix, options)
+    runner = Runner(plan, redlock, as_json)
+    for warning in warned:
+        runner.say("warning", str(warning.message))
+    raise typer.Exit(asyncio.run(runner.run()))

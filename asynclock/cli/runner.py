@@ -117,7 +117,7 @@ class Runner:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._received, number)
         self._children.begin()
-        messages = _Messages(self._say)
+        messages = _Messages(self.say)
         log.addHandler(messages)
         try:
             async with self._redlock:
@@ -127,7 +127,7 @@ class Runner:
             if not self._signal:
                 raise
             code = 128 + self._signal
-            self._say("interrupted", f"{signal.Signals(self._signal).name} came before the command began")
+            self.say("interrupted", f"{signal.Signals(self._signal).name} came before the command began")
         except LockError as error:
             if not self._json:
                 raise
@@ -168,7 +168,7 @@ class Runner:
         lease = await self._acquired()
         if lease is None:
             return await self._held()
-        code = 0
+        code = int(Code.LOST)  # of a lease that is lost before the command begins
         try:
             async with lease:
                 code = await self._run(lease)
@@ -224,7 +224,7 @@ class Runner:
             except _Failed as failed:
                 return failed.code
             except LockLost as lost:
-                return self._lost(0, lost)
+                return self._lost(Code.OK if self._over else Code.LOST, lost)
             except LockTimeout:  # votes were split for a while
                 pass
             if skipped is None:
@@ -242,7 +242,7 @@ class Runner:
         holders: Sequence[Holder] = ()
         with contextlib.suppress(LockError):
             holders = (await self._redlock.inspect(self._plan.name)).holders
-        self._say("held", printable(taken(self._plan.name, holders, time.time())))
+        self.say("held", printable(taken(self._plan.name, holders, time.time())))
         return self._plan.held_code
 
     def _lost(self, code: int, lost: LockLost) -> int:
@@ -260,7 +260,7 @@ class Runner:
             tied = plan.on_lost is not OnLost.IGNORE
             child = Child(self._children, plan.command, self._environment(lease), tied=tied)
         except OSError as error:
-            self._say("not started", f"{plan.command[0]}: {error.strerror}")
+            self.say("not started", f"{plan.command[0]}: {error.strerror}")
             return cannot_run(error)
         self._child, self._lease = child, lease
         lost = asyncio.create_task(lease.wait_lost())
@@ -299,13 +299,13 @@ class Runner:
         seconds = grace(self._plan.on_lost, self._plan.lease, left)
         if seconds:
             child.terminate()
-            self._say("lost", f"the lease of {printable(self._plan.name)} {why}: SIGTERM, in {length(seconds)} SIGKILL")
+            self.say("lost", f"the lease of {printable(self._plan.name)} {why}: SIGTERM, in {length(seconds)} SIGKILL")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await child.group_ended()
         child.send(signal.SIGKILL)
         if not seconds:
-            self._say("lost", f"the lease of {printable(self._plan.name)} {why}: SIGKILL")
+            self.say("lost", f"the lease of {printable(self._plan.name)} {why}: SIGKILL")
         await asyncio.shield(child.ended)
 
     def _environment(self, lease: Lease) -> dict[str, str]:
@@ -325,7 +325,7 @@ class Runner:
 
     # -- what it says --------------------------------------------------------------------------------------------
 
-    def _say(self, event: str, text: str) -> None:
+    def say(self, event: str, text: str) -> None:
         """A line on stderr: stdout belongs to the command."""
         if self._json:
             self._tell(event, text=text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asynclock.cli.options import AsJson, Prefix, Urls, client, duration, named_urls
-from asynclock.cli.output import plain, write
+from asynclock.cli.output import is_lively, plain, write
 from asynclock.cli.program import Code
 from asynclock.cli.watching import longest, look, lost, screen
 
@@ -69,7 +68,7 @@ async def _watch(
     """Look again and again, and call `seen` with what each look saw."""
     losses, before = 0, None
     rests: dict[Hold, float] = {}
-    lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json
+    lively = is_lively() and not as_json
     picture = Picture(whole=iterations is None) if lively else None
     if picture is not None and (task := asyncio.current_task()) is not None and sys.platform != "win32":
         # Otherwise SIGTERM would leave the terminal without its cursor, and with the last look on it.

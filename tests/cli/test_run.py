@@ -270,3 +270,20 @@ def test_without_a_command() -> None:
     asked = asynclock("--help", COLUMNS="80")
     assert (asked.returncode, asked.stderr) == (0, "")
     assert "..." not in asked.stdout.partition("Commands:")[2]  # no sentence is cut
+
+
+def test_a_warning_is_an_event(tmp_path: Path) -> None:
+    """With --json each line of stderr is one; and an even number of servers is told once."""
+    urls = ",".join(f"unix://{tmp_path}/{number}" for number in range(2))
+    done = asynclock("run", "a", "--json", "--wait", "0", "--", "true", ASYNCLOCK_URLS=urls)
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [each["event"] for each in events] == ["warning", "error", "exit"]
+    assert "use an odd number of nodes" in events[0]["text"]
+
+
+@pytest.mark.filterwarnings("default:.*odd number:UserWarning")
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    """Of any command."""
+    urls = ",".join(f"unix://{tmp_path}/{number}" for number in range(2))
+    done = answered("health", ASYNCLOCK_URLS=urls)
+    assert done.stderr.count("use an odd number of nodes") == 1

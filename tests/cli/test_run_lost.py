@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from asynclock import Lease, Redlock
 from asynclock.cli.child import Child
 from asynclock.cli.children import Children
+from asynclock.cli.guard import OnLost
+from asynclock.cli.runner import Mode, Plan, Runner
+from asynclock.stores import MemoryStore
 from tests.support.commands import HOLDS, Begin, Running, answered, asynclock, python
+from tests.support.fake_clock import FakeClock
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 
@@ -216,3 +221,20 @@ async def test_a_command_that_is_given_up_is_killed() -> None:
             assert await child.ended == -signal.SIGKILL
     finally:
         child.send(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.ONCE])
+async def test_a_lease_that_is_lost_before_the_command_begins(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine stood still between the grant and the block. The command did not run: 70, with --on-lost ignore,
+    too, and not the 0 of a command that has ended."""
+    clock = FakeClock()
+
+    async def stopped(lease: Lease) -> Lease:
+        clock.advance(100.0)
+        return await entered(lease)
+
+    entered = Lease.__aenter__
+    monkeypatch.setattr(Lease, "__aenter__", stopped)
+    plan = Plan("a", ("true",), (), None, mode, 1, 60.0, 30.0, None, None, OnLost.IGNORE, 75)
+    async with Redlock(MemoryStore(clock), renew=False, cancel_on_lost=False) as client:
+        assert await Runner(plan, client, False).run() == 70

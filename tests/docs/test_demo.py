@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from asynclock.cli import app
+from asynclock.cli.demo import stage
 from asynclock.cli.demo.chaos import Step, plan
 from asynclock.cli.demo.ledger import Ledger
 from asynclock.cli.demo.records import Blow, Hold, Run, Stale, Struck, Write, scene, verdict
@@ -413,3 +414,12 @@ def test_a_killed_worker_may_lack_a_reply() -> None:
     assert failures(run) == []
     run.struck[2] = replace(run.struck[2], pid=99)
     assert any("the count is right" in text for text in failures(run))
+
+
+async def test_a_server_that_died_before_it_was_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody confirms that it is stopped, and the demo goes on: its end is told as an accident."""
+    monkeypatch.setattr(stage, "_CONFIRM", 0.0)
+    actor = stage.Actor(1)
+    actor.process = subprocess.Popen(["true"])
+    actor.process.wait()
+    assert not await actor.freeze()

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from asynclock._clock import now
 from asynclock.cli.demo.stage import LEASE, Note, State
+from asynclock.cli.output import write
 
 if TYPE_CHECKING:
     from asynclock.cli.demo.records import Hold
@@ -48,7 +49,7 @@ def print_line(text: str, lively: bool, style: str = "") -> None:
             lines = textwrap.wrap(line, width, subsequent_indent=" " * 7, drop_whitespace=True) or [""]
             _console.print(Text("\n".join(lines), style=style))
     else:
-        print(text, flush=True)
+        write(text)
 
 
 class Picture:

@@ -118,7 +118,10 @@ class Actor:
         return self.process.poll() if self.process is not None else None
 
     def _stopped(self) -> bool:
-        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        except ChildProcessError:  # it has died by itself, and `process` has its exit code
+            return False
         if pid and self.process is not None and not os.WIFSTOPPED(status):
             self.process.returncode = os.waitstatus_to_exitcode(status)  # reaped: Popen must not wait for it again
         return bool(pid) and os.WIFSTOPPED(status)
