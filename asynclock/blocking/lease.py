@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from asynclock.blocking.options import OnLost
 
 
+_PARTING = 1.0
+"""Seconds for which the end of a generator waits for the release of its block, at most. The background thread may need
+a lock for it, such as that of a handler of logging, which the thread that runs the garbage collector has."""
+
+
 class Lease:
     """One tenure of a lock. The library makes it; any thread of the process may use it. Times are in seconds."""
 
@@ -107,8 +112,10 @@ class Lease:
         """Release. Raises LockLost if it was lost meanwhile, or an error of `release`. An exception of the body takes
         precedence, with a note."""
         try:
-            if isinstance(e, GeneratorExit) and is_collected_here():
-                run_in_background(self._home, self._lease.__aexit__, t, e, tb)
+            if isinstance(e, GeneratorExit):  # perhaps by a garbage collector, while this thread has any lock
+                ended = run_in_background(self._home, self._lease.__aexit__, t, e, tb)
+                if not is_collected_here():
+                    ended.wait(_PARTING)
                 return
             try:
                 self._check_home()

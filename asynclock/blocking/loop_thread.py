@@ -230,16 +230,25 @@ def is_collected_here() -> bool:
 
 def run_in_background(
     thread: LoopThread, function: Callable[_P, Coroutine[Any, Any, object]], /, *args: _P.args, **kwargs: _P.kwargs
-) -> None:
-    """Run a coroutine function in the loop, some time, and wait for nothing."""
-    if not thread.is_here():
-        return
+) -> threading.Event:
+    """Run a coroutine function in the loop, some time, and wait for nothing. Returns what is set at its end."""
+    ended = threading.Event()
 
     def begin() -> None:
-        _background.add(own_task(quietly(function(*args, **kwargs)), "asynclock give back", _background.discard))
+        _background.add(own_task(quietly(function(*args, **kwargs)), "asynclock give back", end))
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        thread.loop.call_soon_threadsafe(begin, context=Context())
+    def end(task: asyncio.Task[object]) -> None:
+        _background.discard(task)
+        ended.set()
+
+    try:
+        if thread.is_here():
+            thread.loop.call_soon_threadsafe(begin, context=Context())
+            return ended
+    except RuntimeError:  # the loop is closed
+        pass
+    ended.set()
+    return ended
 
 
 def abandon(undo: Undo[_T], result: _T) -> None:
