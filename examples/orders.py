@@ -117,7 +117,8 @@ async def main() -> None:
     engine = create_async_engine(DATABASE)
     async with engine.begin() as database:
         await database.run_sync(tables.create_all)
-        await database.execute(insert(orders), [{"id": number, "amount": number * 100} for number in range(1, 6)])
+        five = [{"id": number, "amount": number * 100} for number in range(1, 6)]
+        await database.execute(insert(orders).on_conflict_do_nothing(), five)
     await engine.dispose()
 
 

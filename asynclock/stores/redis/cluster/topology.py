@@ -43,14 +43,11 @@ class Redirect(NamedTuple):
 
 
 def ranges_of(slots: Any, asked: Address) -> tuple[Range, ...]:
-    """Read the answer of the node `asked`. Raises ValueError if it is none, or names no slot: a node that has lost its
-    nodes.conf, or was reset, knows nothing of its cluster."""
+    """Read the answer of the node `asked`. Raises ValueError if it is none."""
     try:
         found = [(int(first), int(last), [_address(each, asked) for each in nodes]) for first, last, *nodes in slots]
     except (AttributeError, IndexError, TypeError, ValueError):
         raise ValueError(f"no answer to CLUSTER SLOTS: {slots!r:.99}") from None
-    if not found:
-        raise ValueError("it knows no slot of a cluster: give slots to the nodes, or let this one meet the others")
     return tuple(
         Range(first, last, nodes[0], tuple(each for each in nodes[1:] if each is not None))
         for first, last, nodes in found
