@@ -148,7 +148,7 @@ clean:
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "asynclock needs Python 3.11 or later: set PYTHON=/path/to/python3"; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@was=$$(test -e $(VENV) && echo yes); $(PYTHON) -m venv $(VENV) || { test "$$was" || rm -rf $(VENV); exit 1; }
 
 $(CLI): pyproject.toml | $(VENV)/bin/python
 	$(BIN)/$(PIP) -e '.[cli,embedded]'

@@ -393,11 +393,12 @@ class _Plan:
 
     def name_of(self, template: str, values: dict[str, Any]) -> str:
         """The name of the lock of a request. Raises RequestValidationError if the request has a value that names none,
-        such as an empty one."""
+        such as an empty one. That tells the client no name."""
+        named = self.namer(template)
         try:
-            return check_name(self.namer(template)(**values))
+            return check_name(named(**values))
         except ConfigError as error:
-            told = {"type": "lock_name", "loc": ("request",), "msg": str(error), "input": template}
+            told = {"type": "lock_name", "loc": ("request",), "msg": "a value does not name a lock", "input": None}
             raise RequestValidationError([told]) from error
 
     def _check_fields(self, template: str, parameter: str, *names: str) -> None:
@@ -439,7 +440,7 @@ class _Plan:
                 ),
                 async_exit_stack=request.scope["fastapi_inner_astack"],
                 embed_body_fields=getattr(self.route, "_embed_body_fields", False),
-                **_copied(body),
+                **(_copied(body) if dependant.body_params else {}),
             )
             values.update(solved.values)
             errors.extend(solved.errors)
@@ -648,7 +649,10 @@ def _impartial(function: Any) -> Any:
 def _copied(body: dict[str, Any]) -> dict[str, Any]:
     """A body to validate. A validator may change the JSON that it gets, and FastAPI validates the same JSON once more
     for the endpoint."""
-    return {part: value if isinstance(value, FormData) else deepcopy(value) for part, value in body.items()}
+    try:
+        return {part: value if isinstance(value, FormData) else deepcopy(value) for part, value in body.items()}
+    except Exception:  # too deep, or an object of the program's own class of requests
+        return body
 
 
 def _open_files(body: Any) -> list[UploadFile]:

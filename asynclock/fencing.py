@@ -100,7 +100,7 @@ def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None =
     rows: int = queryset.filter(_not_greater(field, held.fence)).update(**values)
     if rows:
         return rows
-    # A SELECT with FOR UPDATE joins and sorts nothing: PostgreSQL refuses an outer join, and DISTINCT.
+    # PostgreSQL refuses FOR UPDATE with an outer join (an order by a relation), and with DISTINCT.
     later = queryset.filter(**{f"{field}__gt": held.fence}).order_by("pk")
     later.query.distinct = False
     if not transaction.get_connection(queryset.db).get_autocommit():

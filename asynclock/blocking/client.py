@@ -119,7 +119,8 @@ class Redlock:
         next election runs it again. The result, or another exception, of `main` ends `lead`.
 
         With a `timeout` (seconds), raises LockTimeout or QuorumUnavailable when an election takes longer. Without one,
-        waits until an outage is over. Raises ConfigError, LockLost (the client was closed).
+        waits until an outage is over. Raises ConfigError, LockLost (the client was closed), TypeError (`main` is an
+        async def, or a generator).
         """
         losses, rest = self._split(options)
         lock, through_outages = self._client._election(name, main, rest)
@@ -168,9 +169,9 @@ class Redlock:
 
     def subscribe(self, listener: Callable[[Event], object], /) -> Callable[[], None]:
         """Call `listener` with each event of this client from now on (`asynclock.events`). An event of a call, such as
-        Acquired and Released, is told in the thread of the call, before it returns; any other event in a thread of the
-        library. Its first exception is logged, and none reaches the caller of a lock. Returns a function that ends the
-        subscription. Raises ConfigError."""
+        Acquired and Released, is told in the thread of the call, before it returns. Any other event is told in a thread
+        of the library, and so is the Released of a generator that ends in its block. Its first exception is logged, and
+        none reaches the caller of a lock. Returns a function that ends the subscription. Raises ConfigError."""
         told = guarded(listener)
 
         def tell(event: Event) -> None:

@@ -95,6 +95,8 @@ async def _give_back(lease: locks_lease.Lease | Skipped) -> None:
 def lead(lock: Lock, main: Callable[[Lease], _R], through_outages: bool) -> _R:
     """Run `main` while elected, until it returns or raises. If it raises the LockLost of its own lease, the next
     election runs it again. Raises TypeError for a `main` that could not run under the lock."""
+    if inspect.iscoroutinefunction(main):
+        raise TypeError(f"{getattr(main, '__qualname__', main)!r} is an async def: use asynclock.Redlock.lead")
     _check_function(main)
     while True:
         raised: BaseException | None = None

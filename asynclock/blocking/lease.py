@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PARTING = 1.0
 """Seconds for which the end of a generator waits for the release of its block, at most. The background thread may need
-a lock for it, such as that of a handler of logging, which the thread that runs the garbage collector has."""
+a lock for it, such as that of a handler of logging, which the thread that runs the garbage collector holds."""
 
 
 class Lease:
@@ -97,14 +97,14 @@ class Lease:
 
     def __enter__(self) -> Self:
         """Guard the body: the end of the block raises LockLost if the lease was lost. Raises LockLost, LockNotHeld,
-        ConfigError."""
+        ConfigError. An exception such as KeyboardInterrupt meanwhile releases the lock."""
         try:
             self._check_home()
             call(self._lease.__aenter__)
             self._lease._note_entered()
         except BaseException as error:
             if not isinstance(error, Exception):  # such as a KeyboardInterrupt: the body does not run, nor __exit__
-                run_in_background(self._home, give_back, self)
+                run_in_background(self._home, leave_or_give_back, self)
             raise
         return self
 
@@ -112,7 +112,7 @@ class Lease:
         """Release. Raises LockLost if it was lost meanwhile, or an error of `release`. An exception of the body takes
         precedence, with a note."""
         try:
-            if isinstance(e, GeneratorExit):  # perhaps by a garbage collector, while this thread has any lock
+            if isinstance(e, GeneratorExit):  # perhaps of a garbage collector, while this thread holds some lock
                 ended = run_in_background(self._home, self._lease.__aexit__, t, e, tb)
                 if not is_collected_here():
                     ended.wait(_PARTING)
@@ -170,6 +170,13 @@ async def leave(lease: Lease) -> None:
     """Nobody enters the block of that lease, or its end was interrupted, perhaps before it began."""
     if lease._home.is_here() and lease._lease._in_block:  # noqa: SLF001 - of this module
         await lease._lease.__aexit__(None, None, None)  # noqa: SLF001
+
+
+async def leave_or_give_back(lease: Lease) -> None:
+    """Its block may have begun, and its body does not run."""
+    await leave(lease)
+    if lease._home.is_here():  # noqa: SLF001 - of this module
+        await give_back(lease)
 
 
 async def entered(enter: Callable[[], Coroutine[Any, Any, locks_lease.Lease]], on_lost: OnLost | None) -> Lease:

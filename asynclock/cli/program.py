@@ -27,7 +27,7 @@ _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""Errors of a stdout that is a file."""
+"""Errors of a stdout that is a file on a disk."""
 
 
 class Code(IntEnum):
@@ -84,12 +84,12 @@ class Program(TyperGroup):
             code = code_of(error)
         except output.Unwritten as error:
             code = _unwritten(error)
-        except SystemExit:  # of typer: the reader of a help text has gone
-            code = Code.OK
+        except SystemExit as left:  # of typer, where the reader of a help text has gone
+            code = Code.OK if _asks_for_help(args, extra) else left.code
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in _FULL or not _asks_for_help(args, extra):
                 raise
-            output.drop_rest()  # of a help text
+            output.drop_rest()
             code = _unwritten(output.Unwritten(error.strerror))
         finally:
             log.removeHandler(quiet)
@@ -101,6 +101,14 @@ class Program(TyperGroup):
             code = _unwritten(error)
         _drop_unwritten()
         sys.exit(int(code) if isinstance(code, int) else Code.OK)
+
+
+def _asks_for_help(args: tuple[Any, ...], extra: dict[str, Any]) -> bool:
+    """Whether the command line is for a text that typer prints by itself."""
+    given = args[0] if args else extra.get("args")
+    words = list(sys.argv[1:] if given is None else given)
+    own = words[: words.index("--")] if "--" in words else words
+    return not {"--help", "--version"}.isdisjoint(own)
 
 
 def complain(text: str, command: str = "") -> None:

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 _ENTERED: ContextVar[Entered | None] = ContextVar("asynclock.entered", default=None)
 """The blocks that this context has entered, the innermost first. The references are weak: a context may live longer
 than a block that the program has dropped. It is never reset, since a block may end in another context: `_open_ones`
-skips the blocks that have ended. The number says how many blocks may be entered until all that have ended are dropped,
+skips the blocks that have ended. The number counts down with each entry; at 0 all blocks that have ended are removed,
 and not only the innermost ones."""
 
 _FEW = 16
-"""So many entries of ended blocks a context may keep, beside as many as it has open ones."""
+"""A context keeps at most this many entries of ended blocks, and one more for each open block."""
 
 
 class Lease:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from asynclock.blocking import Redlock
+from asynclock.blocking import Redlock, lease
 from tests.support.threads import until
+from tests.support.waiters import LIMIT
 
 
 class Counting(logging.Handler):
@@ -55,8 +56,9 @@ def test_a_release_that_needs_a_lock_of_the_thread_that_collects(handler: Counti
     assert handler.records > before
 
 
-def test_the_end_of_a_generator_frees_the_name(client: Redlock, name: str) -> None:
+def test_the_end_of_a_generator_frees_the_name(client: Redlock, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is free when `close` returns."""
+    monkeypatch.setattr(lease, "_PARTING", LIMIT)
 
     def block() -> Iterator[None]:
         with client(name):

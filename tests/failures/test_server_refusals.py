@@ -9,8 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
-from asynclock.stores.redis import node
-from tests.support.redis_deadlines import next_look
+from tests.support.redis_deadlines import answers_within, next_look
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until, works
 
@@ -109,7 +108,7 @@ async def test_a_warning_that_is_an_error_leaves_no_connection(servers: Servers,
 
 async def test_a_look_has_a_time_limit_of_its_own(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the deadline of an op before it, a tenth of its lease, is later. The server stops between the two."""
-    monkeypatch.setattr(node, "ANSWER_TIMEOUT", 1.0)
+    answers_within(1.0, monkeypatch)
     async with aclosing(Redlock(server.url, lease=600.0, max_lease=600.0)) as redlock:
         await works(redlock, name)
         await until(lambda: next_look(redlock) == math.inf)  # no limit of the handshake is left

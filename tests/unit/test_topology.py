@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from asynclock.stores.redis.cluster.masters import first_answer
 from asynclock.stores.redis.cluster.topology import (
     Address,
     Range,
@@ -94,3 +95,22 @@ def test_a_tag_in_a_slot() -> None:
     assert 5461 <= slot_of("", f"{{{tag}}}") <= 10922
     assert tag_within(lambda slot: slot == 7) == tag_within(lambda slot: slot == 7) != ""
     assert tag_within(lambda slot: False) == ""
+
+
+async def test_the_first_answer_that_names_a_slot_counts() -> None:
+    """A node that was reset names none. That counts only if all others say the same: one that does not answer may know
+    more."""
+    some = (Range(0, 16383, ASKED, ()),)
+
+    async def says(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
+        return ranges
+
+    async def fails() -> tuple[Range, ...]:
+        raise OSError("it is down")
+
+    assert await first_answer([says(()), says(some)]) == some
+    assert await first_answer([says(()), fails(), says(some)]) == some
+    assert await first_answer([says(()), says(())]) == ()
+    for order in ([says(()), fails()], [fails(), says(())]):
+        with pytest.raises(OSError, match="it is down"):
+            await first_answer(order)

@@ -65,6 +65,7 @@ async def test_a_value_that_names_no_lock(app: FastAPI, value: str) -> None:
     else:
         assert answer.status_code == 422
         assert answer.json()["detail"][0]["type"] == "lock_name"
+        assert "shop:" not in answer.text
 
 
 async def test_a_name_that_is_reserved(app: FastAPI) -> None:

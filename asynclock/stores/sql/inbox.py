@@ -34,7 +34,7 @@ HOLDING = 1.0
 """... and up to this while it only holds: then a notice can only say that the hold was broken."""
 
 MANY = 256
-"""Names in which holds are noted, at least, before those that have ended are forgotten while a client waits."""
+"""While a client waits, holds that have ended are removed when more than this many names have holds."""
 
 _KEPT = 60.0
 """Seconds after which a notice that nobody took is removed."""

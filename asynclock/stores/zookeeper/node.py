@@ -203,7 +203,7 @@ class ZooKeeperNode:
             for_each(self._forget, list(self._contenders.values()), self._is_forgotten)
 
     def _forget(self, contender: Contender) -> None:
-        """The session of its nodes has expired. It may have others by now, of the session that there is."""
+        """The session of its nodes has expired. A contender that has nodes of the present session by now keeps them."""
         if self._connection is not None and contender.session == self._connection.session != 0:
             return
         granted = contender.granted

@@ -273,7 +273,8 @@ class Places:
         if not self.servers.owns(stat):
             contender.doubtful = True
             raise SessionExpiredError("the session of this attempt has expired")
-        contender.session = self.servers.session
+        if contender.session != self.servers.session:  # a ticket of an earlier one has ended with that
+            contender.ticket, contender.session = None, self.servers.session
 
     async def _stat(self, path: str) -> Stat:
         stat = await self.servers.exists(path)

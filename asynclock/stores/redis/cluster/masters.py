@@ -189,11 +189,14 @@ class Masters:
             pause = min(2 * pause, _PAUSES[1])
 
     async def _ranges(self) -> tuple[Range, ...]:
-        """Ask two masters that are up; if none answers, all known nodes. Raises the error of one of them."""
+        """Ask two masters that are up; if none names a slot, all known nodes. Raises the error of one of them. A node
+        that was reset, or has lost its nodes.conf, knows nothing of its cluster."""
         up = [shard for shard in self._shards.values() if shard.up and shard.silent_for < _SILENT]
         if up:
             try:
-                return await first_answer(self._source.ranges_by(each) for each in random.sample(up, min(len(up), 2)))
+                asked = random.sample(up, min(len(up), 2))
+                if found := await first_answer(self._source.ranges_by(each) for each in asked):
+                    return found
             except Exception:
                 log.debug("asynclock: no master of %s answered CLUSTER SLOTS", self._source.label, exc_info=True)
         known = {address for each in self._known for address in (each.master, *each.replicas) if address is not None}
@@ -372,17 +375,21 @@ class Masters:
 
 
 async def first_answer(asks: Iterable[Coroutine[Any, Any, tuple[Range, ...]]]) -> tuple[Range, ...]:
-    """The first answer. Raises the first error if there is none. No question is under way after it."""
+    """The first answer that names a slot; () if none of them does. Raises the first error if there is one, and no such
+    answer. No question is under way after it."""
     asked = pending = {asyncio.ensure_future(each) for each in asks}
     errors: list[BaseException] = []
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            answers = [task for task in done if task.exception() is None]
-            if answers:
-                return answers[0].result()
-            errors += [error for task in done if (error := task.exception()) is not None]
-        raise errors[0]
+            for task in done:
+                if (error := task.exception()) is not None:
+                    errors.append(error)
+                elif found := task.result():
+                    return found
+        if errors:
+            raise errors[0]
+        return ()
     finally:
         for task in pending:
             task.cancel()

@@ -108,7 +108,7 @@ class ClusterStore:
             made = RedisStore(Redis(connection_pool=ConnectionPool(connection_class=self._connection_class, **kwargs)))
             made.label = f"{address} ({self.label})"
             known = self._dialers.setdefault(address, made)  # another thread may have made one
-            for old in list(self._dialers)[:-_DIALERS]:
+            for old in [each for each in list(self._dialers) if each not in self.seeds][:-_DIALERS]:
                 self._dialers.pop(old, None)
         return known
 
