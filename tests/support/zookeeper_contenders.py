@@ -35,7 +35,7 @@ def created_in(contender: Contender, session: int) -> None:
     contender.keep([f"/locks/x/{contender.id}"], session)
 
 
-def expire(node: ZooKeeperNode, session: int) -> None:
+def expire_into(node: ZooKeeperNode, session: int) -> None:
     """The session has expired, and there is another one already."""
     node._connection = SimpleNamespace(session=session, timeout=30.0, state=SessionState.CONNECTED)  # type: ignore[assignment]
     node._session_expired()

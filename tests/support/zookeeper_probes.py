@@ -65,6 +65,7 @@ def change(client: Redlock, state: SessionState) -> None:
 def expire(client: Redlock) -> None:
     """As if kazoo had told that the session has expired. The servers know nothing of that."""
     (node,) = nodes_of(client)
+    node._connection.session += 1  # of the next one, which begins
     node._session_expired()
 
 

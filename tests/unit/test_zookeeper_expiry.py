@@ -11,7 +11,7 @@ from asynclock.stores.backlog import SLICE
 from asynclock.stores.zookeeper.contender import Contender
 from asynclock.stores.zookeeper.expiry import Expiry
 from tests.support.fake_clock import FakeClock
-from tests.support.zookeeper_contenders import created_in, expire, node_with
+from tests.support.zookeeper_contenders import created_in, expire_into, node_with
 
 
 def held(name: str) -> Contender:
@@ -97,7 +97,7 @@ async def test_a_node_of_the_next_session_outlives_the_end_of_the_last() -> None
     """The contenders of a session that has expired are forgotten in slices. Between two of them a request that was
     under way may create a node in the session that there is by then: it counts."""
     node, contenders = node_with(3 * SLICE)
-    expire(node, 2)
+    expire_into(node, 2)
     created_in(contenders[-1], 2)
     while any(each.nodes for each in contenders[:-1]):
         await asyncio.sleep(0)
