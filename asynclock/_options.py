@@ -252,11 +252,18 @@ def check_name(name: object) -> str:
     if name.startswith(RESERVED):
         raise ConfigError(f"names that begin with {RESERVED!r} are reserved: rename {brief(name)}")
     if not name.isascii():
-        _check_text("a lock's name", name)
-    return name
+        check_text("a lock's name", name)
+    return plain_text(name)
 
 
-def _check_text(what: str, text: str) -> None:
+def plain_text(text: str) -> str:
+    """The text as a str. It becomes a part of keys and ids, and a subclass, such as an Enum that is a str, would be
+    another text there."""
+    return text if type(text) is str else str.__str__(text)
+
+
+def check_text(what: str, text: str) -> None:
+    """Refuse a text that no server could store. Raises ConfigError."""
     if text.isascii():
         return
     try:
@@ -281,8 +288,15 @@ def seconds(option: str, value: object, *, zero: bool = False) -> float:
         raise ConfigError(f"{option}={value} s is not finite: give {bound}{never}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{option}={value:g} s is out of range: give {bound}")
+    if value > LONGEST and option in _STORED:
+        raise ConfigError(f"{option}={value:g} s is out of range: give at most {LONGEST:g}")
     return value
 
+
+LONGEST = 1e14
+"""The longest time that a server stores, in seconds. Redis counts in ms, with 63 bits."""
+
+_STORED = {"lease", "max_lease", "min_hold", "fence_memory", "within"}
 
 ANSWER_TIMEOUT = 5.0
 """The longest wait for the answer to a command that is not part of a ballot, in seconds."""
@@ -369,7 +383,8 @@ def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
                 raise ConfigError(f"renew is True, False or {THREAD!r}, not {value!r}")
             raise ConfigError(f"{key} is a {wanted.__name__}, not {type(value).__name__}")
         if isinstance(value, str):
-            _check_text(key, value)
+            check_text(key, value)
+            return plain_text(value)
         return value
     if value is None and key in _OPTIONAL:
         return None

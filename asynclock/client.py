@@ -16,9 +16,11 @@ from asynclock._options import (
     check_flag,
     check_name,
     check_owner,
+    check_text,
     client_settings,
     environment_settings,
     node_timeout,
+    plain_text,
     seconds,
 )
 from asynclock.locks import admin, decorators, health
@@ -131,6 +133,7 @@ class Redlock:
             check_flag("fair", fair, str(name))
             check_flag("reentrant", reentrant, str(name))
         kind, bound = FAIR if fair else MUTEX, self._bound(name, options)
+        name = plain_text(name)
         if reentrant:
             return self._checked(ReentrantLock(name, kind, bound, self._session, check_owner(owner, name)))
         if owner is not None:
@@ -153,7 +156,7 @@ class Redlock:
         Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
         if isinstance(permits, bool) or not isinstance(permits, int) or not 0 < permits <= MOST_PERMITS:
             raise ConfigError(f"permits is a whole number from 1 to {MOST_PERMITS}, not {permits!r}", name=str(name))
-        return self._shared(name, Semaphore(permits), options)
+        return self._shared(name, Semaphore(int(permits)), options)
 
     def multi(self, *locks: str | Lock, **options: Unpack[LockOptions]) -> Lock:
         """Several locks as one: the caller gets all of them or none, in whatever order they are named. A str is a
@@ -167,6 +170,7 @@ class Redlock:
 
     def _shared(self, name: str, kind: Kind, options: LockOptions) -> Lock:
         bound = self._bound(name, options)
+        name = plain_text(name)
         check_fencing(kind, bound.settings, name)
         return self._checked(Lock(name, kind, bound, self._session))
 
@@ -324,6 +328,9 @@ class Redlock:
         """All holds of the names that begin with `prefix`, found by SCAN. Keys without the client's own prefix are not
         seen. For a client without one, a string of another program counts as a hold if it expires and looks like the
         token of a lock library. Raises QuorumUnavailable, ConfigError."""
+        if not isinstance(prefix, str):
+            raise ConfigError(f"prefix is a str, not {type(prefix).__name__}")
+        check_text("prefix", prefix)
         session = await self._opened()
         async for holder in admin.holders(session, prefix):
             yield holder

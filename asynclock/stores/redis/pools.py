@@ -10,6 +10,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
+from asynclock._untrusted import number_of
 from asynclock.stores.redis.connecting import followed
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def pool_of(url: str) -> ConnectionPool:
     if scheme.lower() in ("rediss", "valkeys") and pool.connection_kwargs.get("ssl_cert_reqs") != "none":
         pool.connection_kwargs.setdefault("ssl_check_hostname", True)  # the default of redis-py since 6.0
     db = parts.path.strip("/")
-    odd = not parts.path if scheme == "unix" else bool(db) and not db.isdigit()
+    unix = scheme.lower() == "unix"
+    odd = not parts.path or bool(parts.netloc.rpartition("@")[2]) if unix else bool(db) and number_of(db) is None
     # An unencoded character in a password ends it early. The rest must not be used, and shown, as the host.
     odd = odd or bool(parts.fragment) or "," in (parts.hostname or "")
     if odd or any("=" not in each for each in parts.query.split("&") if each):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.exceptions import RedisError
 
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.redis.identity import Identity
@@ -66,6 +67,8 @@ class RedisStore:
             self._connection()
         except TypeError as error:
             unknown = str(error)
+        except RedisError:  # its message has the value
+            unknown = "or its value"
         if unknown and isinstance(server, str) and "@" in server.partition("?")[2]:  # a password with a ? in it
             raise ConfigError(f"redis-py does not know a setting of a url: {ENCODED}")
         if unknown:

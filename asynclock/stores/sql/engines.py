@@ -197,7 +197,7 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
     backend, driver = url.get_backend_name(), url.get_driver_name()
     # No transaction is open when a connection comes back, so the pool sends no ROLLBACK.
     options: dict[str, Any] = {"pool_reset_on_return": None, "pool_logging_name": _LOGGER, "poolclass": NullPool}
-    options |= {"isolation_level": "AUTOCOMMIT"}
+    options |= {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}  # they have ids of holders
     arguments: dict[str, Any] = {}
     if driver == "asyncpg":
         arguments = {"timeout": connect_timeout, "prepared_statement_cache_size": 0}
@@ -240,7 +240,8 @@ def _options_checked(url: URL) -> Iterator[None]:
         return
     label, driver = label_of(url, "asynclock"), url.get_driver_name()
     hint = HINTS.get(driver, "they are the arguments of its connect()")
-    raise ConfigError(f"{label}: {driver} refuses {which}, or its value: {hint} (docs/stores/sql.md)")
+    told = ConfigError(f"{label}: {driver} refuses {which}, or its value: {hint} (docs/stores/sql.md)")
+    raise told from None  # a `with` statement has the other error still
 
 
 _FILES = ("ssl_ca", "ssl_cert", "ssl_key", "sslrootcert", "sslcert", "sslkey")

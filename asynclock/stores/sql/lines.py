@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sqlalchemy import text
+from sqlalchemy.exc import StatementError
 
 from asynclock.stores.sql.errors import Demoted, Unconfirmed, ends_connection, is_answer, is_unprepared
 from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, WAITING, cut, in_background, is_cut, limited
@@ -192,7 +193,11 @@ class CoreLine(_EngineLine):
     """See the module. A driver may wait for the server although it was cancelled, so each statement has a task."""
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
-        result = await limited(self._connection.execute(_clause(sql), dict(params)), None, cut=self._cut)
+        try:
+            result = await limited(self._connection.execute(_clause(sql), dict(params)), None, cut=self._cut)
+        except StatementError as error:
+            error.hide_parameters = True  # they have ids of holders, which are secret
+            raise
         return result.all() if result.returns_rows else ()
 
     async def run(self, sql: str) -> None:

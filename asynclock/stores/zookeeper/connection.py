@@ -31,7 +31,7 @@ from kazoo.exceptions import (
     RuntimeInconsistency,
     UnimplementedError,
 )
-from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
+from kazoo.protocol.serialization import Auth, Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -50,6 +50,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock.kazoo")
 if log.level == logging.NOTSET:  # an event of the node reports once what kazoo warns of
     log.setLevel(logging.ERROR)
+
+
+def _has_no_secret(record: logging.LogRecord) -> bool:
+    """Whether it may be logged: at DEBUG kazoo shows the request with the password."""
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    return not any(isinstance(each, Auth) for each in arguments)
+
+
+log.addFilter(_has_no_secret)
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
 """The answers to the other requests of a transaction of which one failed."""
@@ -85,6 +94,9 @@ class Address(NamedTuple):
     session_timeout: float  # seconds
     user: str = ""  # "user:password" for digest authentication; "": none
     acl: Any = None  # kazoo's ACLs of the nodes that are created; None: everybody may do everything
+
+    def __repr__(self) -> str:
+        return f"<Address {self.hosts}>"
 
 
 class SessionState(Enum):

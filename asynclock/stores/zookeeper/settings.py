@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kazoo.security import ACL
 
 _SHORTEST = 1.0
+_LONGEST = 2147483  # kazoo sends it as ms, in 32 bits
 """Seconds. kazoo sends its pings up to 0.4 s late."""
 
 _DEFAULT_PATH = "/asynclock"
@@ -74,6 +75,7 @@ def _parts_of(url: str) -> tuple[str, str, str, dict[str, str]]:
     except ValueError:
         known, options = [], {}
     odd = scheme.lower() != "zookeeper" or not hosts or not known or (bool(user) and ":" not in user)
+    odd = odd or "@" in query  # of a password with a ? in it, which would be shown
     if odd or any(part in ("", ".", "..") for part in path[1:].split("/")):
         raise ConfigError(f"a zookeeper url could not be read: {_HOW}; user and password are percent-encoded")
     return hosts, path, unquote(user), options
@@ -95,9 +97,15 @@ def _flag(value: object) -> bool:
 
 def _timeout(value: object) -> float:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         seconds = float(value)  # type: ignore[arg-type]  # a text of the url, or a number
     except (TypeError, ValueError):
         raise ConfigError(f"session_timeout is a number of seconds, not {brief(str(value))}") from None
-    if not _SHORTEST <= seconds < float("inf"):
-        raise ConfigError(f"session_timeout={seconds:g} s is out of range: give at least {_SHORTEST:g} s")
+    except OverflowError:
+        seconds = float("inf")
+    if not _SHORTEST <= seconds <= _LONGEST:
+        raise ConfigError(
+            f"session_timeout={seconds:g} s is out of range: give at least {_SHORTEST:g} s, and at most {_LONGEST} s"
+        )
     return seconds

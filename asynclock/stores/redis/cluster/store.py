@@ -19,7 +19,7 @@ from asynclock.stores.redis.cluster.topology import Address, apart, ranges_of
 from asynclock.stores.redis.connecting import follow
 from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.login import fetch_credentials
-from asynclock.stores.redis.pools import pool_of, without_options
+from asynclock.stores.redis.pools import ENCODED, pool_of, without_options
 from asynclock.stores.redis.replies import ServerError, config_error, connect_error
 from asynclock.stores.redis.stages import Stage
 from asynclock.stores.redis.store import RedisStore
@@ -72,6 +72,8 @@ class ClusterStore:
         tail, options = without_options(rest[len(netloc) :], "min_replicas")
         if options:
             raise ConfigError("min_replicas is not supported on a cluster: leave it out of the url")
+        if "@" in tail:  # of a password with a / or a ? in it, which would be shown
+            raise ConfigError(f"a {scheme} url could not be read: {_FORM}; {ENCODED}")
         found: list[Address] = []
         # An empty host between commas is no node: to redis-py it is localhost, which may be in another cluster.
         for host in [each.strip() for each in hosts.split(",") if each.strip()] or [""]:
