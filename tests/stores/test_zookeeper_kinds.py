@@ -425,7 +425,7 @@ async def test_a_run_of_once_for_longer_than_a_node_can_live(shared_zookeeper: Z
     """Its mark lives for 34 years. The client works on."""
     async with Redlock(shared_zookeeper.url("/once", ttl_nodes="true")) as client, client(f"{name}:other") as lease:
 
-        @client.once(name, within=1e17)
+        @client.once(name, within=1e14)
         async def run() -> None:
             pass
 
