@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from asynclock._options import Seconds
     from asynclock.blocking.lease import Lease
-    from asynclock.blocking.options import ClientOptions, LockOptions, Losses, OnLost
+    from asynclock.blocking.options import ClientOptions, LockOptions, OnLost, OnLostNow
     from asynclock.events import Event
     from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
@@ -84,34 +84,34 @@ class Redlock:
     ) -> Lock:
         """A mutex of that name. `fair`: waiters enter in their order of arrival. `reentrant`: its owner may enter
         again; the owner is the thread, or the value of `owner`. Does no I/O. Raises ConfigError."""
-        losses, rest = self._split(options)
-        return Lock(self._client(name, fair=fair, reentrant=reentrant, owner=owner, **rest), losses)
+        on_lost_now, rest = self._split(options)
+        return Lock(self._client(name, fair=fair, reentrant=reentrant, owner=owner, **rest), on_lost_now)
 
     def read(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
         """The readers' side of a read-write lock: any number of readers hold it together, but not beside a writer. Does
         no I/O. Raises ConfigError, Unsupported (fencing=False)."""
-        losses, rest = self._split(options)
-        return Lock(self._client.read(name, **rest), losses)
+        on_lost_now, rest = self._split(options)
+        return Lock(self._client.read(name, **rest), on_lost_now)
 
     def write(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
         """The writers' side of a read-write lock: one writer holds it alone. Readers that arrive while a writer waits
         enter after it. Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
-        losses, rest = self._split(options)
-        return Lock(self._client.write(name, **rest), losses)
+        on_lost_now, rest = self._split(options)
+        return Lock(self._client.write(name, **rest), on_lost_now)
 
     def semaphore(self, name: str, permits: int, /, **options: Unpack[LockOptions]) -> Lock:
         """A lock that a caller enters while it has fewer than `permits` holders. Callers may give different numbers.
         Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
-        losses, rest = self._split(options)
-        return Lock(self._client.semaphore(name, permits, **rest), losses)
+        on_lost_now, rest = self._split(options)
+        return Lock(self._client.semaphore(name, permits, **rest), on_lost_now)
 
     def multi(self, *locks: str | Lock, **options: Unpack[LockOptions]) -> Lock:
         """Several locks as one: the caller gets all of them or none, in whatever order they are named. A str is a
         mutex. A Lock of this client counts with its name and kind, and its options do not count. Does no I/O. Raises
         ConfigError, Unsupported (fencing=False)."""
-        losses, rest = self._split(options)
+        on_lost_now, rest = self._split(options)
         parts = [each._async_lock() if isinstance(each, Lock) else each for each in locks]
-        return Lock(self._client.multi(*parts, **rest), losses)
+        return Lock(self._client.multi(*parts, **rest), on_lost_now)
 
     def lead(self, name: str, main: Callable[[Lease], _R], /, **options: Unpack[LockOptions]) -> _R:
         """Run `main(lease)` while this caller is elected among all callers of `lead` with that name. A loss of the
@@ -122,9 +122,9 @@ class Redlock:
         waits until an outage is over. Raises ConfigError, LockLost (the client was closed), TypeError (`main` is an
         async def, or a generator).
         """
-        losses, rest = self._split(options)
+        on_lost_now, rest = self._split(options)
         lock, through_outages = self._client._election(name, main, rest)
-        return decorators.lead(Lock(lock, losses), main, through_outages)
+        return decorators.lead(Lock(lock, on_lost_now), main, through_outages)
 
     def synchronized(
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
@@ -136,8 +136,8 @@ class Redlock:
         Raises ConfigError or TypeError when it decorates. A call raises what `with` of a lock raises, and TypeError for
         a value of another type.
         """
-        losses, rest = self._split(options)
-        return decorators.synchronized(name, self._client._lock_of_calls(name, rest), losses)
+        on_lost_now, rest = self._split(options)
+        return decorators.synchronized(name, self._client._lock_of_calls(name, rest), on_lost_now)
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
@@ -146,18 +146,18 @@ class Redlock:
         calls return Skipped.RUNNING or Skipped.DONE. After a run that raised, or that ended with its process, the next
         call runs. Raises as `synchronized` does. A call waits for no run, and for `patience` seconds for the end of an
         outage or of split votes; LockTimeout tells of those."""
-        return decorators.once(name, *self._client._runs(name, within), self._own_on_lost)
+        return decorators.once(name, *self._client._runs(name, within), self._default_on_lost)
 
     def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over the hold that another process detached. `handle` is the string that `Lease.detach` returned.
         Returns a new Lease with a greater fencing token, under the options given here. Raises LockNotHeld (the handle
         was adopted already, or the hold has ended), QuorumUnavailable, ConfigError."""
-        losses, rest = self._split(options)
+        on_lost_now, rest = self._split(options)
 
         async def take() -> Any:
             return await self._client.adopt(handle, **rest)
 
-        lease = call_and_undo(watched, give_back, take, losses())
+        lease = call_and_undo(watched, give_back, take, on_lost_now())
         assert lease is not None  # noqa: S101 - adopt() returns one, or raises
         return lease
 
@@ -240,11 +240,11 @@ class Redlock:
     def __exit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
         self.close()
 
-    def _split(self, options: LockOptions) -> tuple[Losses, Any]:
+    def _split(self, options: LockOptions) -> tuple[OnLostNow, Any]:
         on_lost, rest = split(options)
-        return self._own_on_lost if on_lost is None else lambda: on_lost, rest
+        return self._default_on_lost if on_lost is None else lambda: on_lost, rest
 
-    def _own_on_lost(self) -> OnLost | None:
+    def _default_on_lost(self) -> OnLost | None:
         return self._on_lost
 
 

@@ -18,7 +18,7 @@ from asynclock.locks.template import namer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock.blocking.options import Losses, OnLost
+    from asynclock.blocking.options import OnLost, OnLostNow
     from asynclock.locks import lease as locks_lease
     from asynclock.locks import lock as locks_lock
 
@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 
 
 def synchronized(
-    name: str | Callable[..., str], lock: Callable[[str], locks_lock.Lock], losses: Losses
+    name: str | Callable[..., str], lock: Callable[[str], locks_lock.Lock], on_lost_now: OnLostNow
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Each call runs under `lock(name of the call)`."""
 
@@ -37,7 +37,7 @@ def synchronized(
 
         @wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with Lock(lock(named(*args, **kwargs)), losses):
+            with Lock(lock(named(*args, **kwargs)), on_lost_now):
                 return function(*args, **kwargs)
 
         return guarded
@@ -46,7 +46,7 @@ def synchronized(
 
 
 def once(
-    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float, losses: Losses
+    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float, on_lost_now: OnLostNow
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | Skipped]]:
     """A run holds the lock. A run that returns leaves the name taken for `within` seconds."""
 
@@ -57,7 +57,7 @@ def once(
         @wraps(function)
         def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R | Skipped:
             run, before, begun = lock(named(*args, **kwargs)), None, False
-            lease = call_and_undo(_begun, _give_back, run, losses())
+            lease = call_and_undo(_begun, _give_back, run, on_lost_now())
             try:
                 if isinstance(lease, Skipped):
                     return lease
@@ -95,8 +95,6 @@ async def _give_back(lease: locks_lease.Lease | Skipped) -> None:
 def lead(lock: Lock, main: Callable[[Lease], _R], through_outages: bool) -> _R:
     """Run `main` while elected, until it returns or raises. If it raises the LockLost of its own lease, the next
     election runs it again. Raises TypeError for a `main` that could not run under the lock."""
-    if inspect.iscoroutinefunction(main):
-        raise TypeError(f"{getattr(main, '__qualname__', main)!r} is an async def: use asynclock.Redlock.lead")
     _check_function(main)
     while True:
         raised: BaseException | None = None
@@ -128,7 +126,7 @@ def _check_function(function: object) -> None:
     if not callable(function):
         raise TypeError(f"only a function can be guarded, not {type(function).__name__}")
     if inspect.iscoroutinefunction(function):
-        what = "an async def: decorate it with the async API, asynclock.Redlock"
+        what = "an async def: use the async API, asynclock.Redlock"
     elif inspect.isasyncgenfunction(function):
         what = "an async generator, whose body would run without the lock"
     elif inspect.isgeneratorfunction(function):

@@ -174,9 +174,7 @@ async def leave(lease: Lease) -> None:
 
 async def leave_or_give_back(lease: Lease) -> None:
     """Its block may have begun, and its body does not run."""
-    await leave(lease)
-    if lease._home.is_here():  # noqa: SLF001 - of this module
-        await give_back(lease)
+    await (leave if lease._lease._in_block else give_back)(lease)  # noqa: SLF001 - of this module
 
 
 async def entered(enter: Callable[[], Coroutine[Any, Any, locks_lease.Lease]], on_lost: OnLost | None) -> Lease:

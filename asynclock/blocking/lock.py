@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from asynclock._options import Seconds
     from asynclock.blocking.lease import Lease
-    from asynclock.blocking.options import Losses
+    from asynclock.blocking.options import OnLostNow
     from asynclock.locks import lock as locks_lock
 
     Caller: TypeAlias = tuple[int, CodeType]
@@ -36,11 +36,11 @@ class Lock:
     `Lease` of its own. Times are in seconds. Source:
     https://redis.io/docs/latest/develop/use/patterns/distributed-locks/"""
 
-    __slots__ = ("__weakref__", "_blocks", "_lock", "_losses")
+    __slots__ = ("__weakref__", "_blocks", "_lock", "_on_lost_now")
 
-    def __init__(self, lock: locks_lock.Lock, losses: Losses) -> None:
+    def __init__(self, lock: locks_lock.Lock, on_lost_now: OnLostNow) -> None:
         self._lock = lock
-        self._losses = losses
+        self._on_lost_now = on_lost_now
         self._blocks: list[_Block] = []  # not left yet; each of its operations is one step for other threads
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class Lock:
         thread would wait for itself), ConfigError (a wrong timeout, a server that refuses a command, a name in use as
         another kind, or a thread that runs an event loop).
         """
-        return call_and_undo(watched, give_back, self._lock.acquire, self._losses(), timeout=timeout)
+        return call_and_undo(watched, give_back, self._lock.acquire, self._on_lost_now(), timeout=timeout)
 
     def release(self) -> None:
         """Release the lease that this thread acquired last through this Lock; without one, the only open lease of a
@@ -95,7 +95,7 @@ class Lock:
     def __enter__(self) -> Lease:
         """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
         `acquire`."""
-        lease, block = call_and_undo(entered, leave, self._lock.__aenter__, self._losses()), None
+        lease, block = call_and_undo(entered, leave, self._lock.__aenter__, self._on_lost_now()), None
         try:
             lease._note_entered()
             frame = frame_at(1)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     OnLost: TypeAlias = Callable[[LockLost], object]
-    Losses: TypeAlias = Callable[[], OnLost | None]
+    OnLostNow: TypeAlias = Callable[[], OnLost | None]
     """Gives the `on_lost` of a lock when it is acquired: that of its client may have been set since it was made."""
 
 

@@ -12,7 +12,7 @@ from types import FrameType
 
 import pytest
 
-from asynclock import blocking
+from asynclock import LockNotHeld, blocking
 from asynclock.blocking import Redlock
 from asynclock.events import Acquired, Event, Released
 from tests.support.servers import Server
@@ -127,6 +127,8 @@ def test_a_signal_at_any_point_of_an_entry_leaves_no_hold(client: Redlock, name:
         until(lambda: not lock.locked())
         if entered:
             break
+        with pytest.raises(LockNotHeld), lease:  # and not that it guards a block already
+            pytest.fail("it was released")
     assert point > 5
 
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from kazoo.security import ACL
 
 _SHORTEST = 1.0
-_LONGEST = 2147483  # kazoo sends it as ms, in 32 bits
 """Seconds. kazoo sends its pings up to 0.4 s late."""
+
+_LONGEST = 2147483
+"""Seconds. kazoo sends it as ms, in 32 bits."""
 
 _DEFAULT_PATH = "/asynclock"
 
