@@ -115,7 +115,7 @@ class Lease:
             if isinstance(e, GeneratorExit):  # perhaps of a garbage collector, while this thread holds some lock
                 ended = run_in_background(self._home, self._lease.__aexit__, t, e, tb)
                 if not is_collected_here():
-                    ended.wait(_PARTING)
+                    ended.acquire(timeout=_PARTING)
                 return
             try:
                 self._check_home()

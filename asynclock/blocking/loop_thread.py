@@ -56,12 +56,14 @@ class LoopThread:
         self._selector = EventSelector() if HAS_EVENTFD else None
         self.loop = asyncio.SelectorEventLoop(self._selector)  # whatever the policy: uvloop has no selector
         self.exits = False  # the interpreter exits
+        self._runs_in = 0  # the process in which the thread runs
         self.listeners = Callbacks("asynclock listeners", 1)
         self.losses = Callbacks("asynclock on_lost", 8)
         self._thread = threading.Thread(target=self._run, name="asynclock loop", daemon=True)
 
     def start(self) -> None:
         """Raises RuntimeError: the system gives no thread."""
+        self._runs_in = os.getpid()
         start_thread(self._thread, self.loop)
 
     def begin(self, call: Call[Any]) -> None:
@@ -72,7 +74,9 @@ class LoopThread:
             self._selector.begin(call)
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        """Whether the thread has not ended. In a forked child that of the parent does not exist. A signal handler that
+        raises in `Thread.is_alive` can make the thread count as ended (CPython 3.11)."""
+        return self._runs_in == os.getpid()
 
     def is_here(self) -> bool:
         """Whether it is the thread of this process. In a forked child that of the parent is not, and none is one once
@@ -115,6 +119,7 @@ class LoopThread:
                 self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
                 self.loop.run_until_complete(self.loop.shutdown_asyncgens())
                 self.loop.close()
+            self._runs_in = 0
 
 
 async def _close_clients() -> None:
@@ -230,16 +235,19 @@ def is_collected_here() -> bool:
 
 def run_in_background(
     thread: LoopThread, function: Callable[_P, Coroutine[Any, Any, object]], /, *args: _P.args, **kwargs: _P.kwargs
-) -> threading.Event:
-    """Run a coroutine function in the loop, some time, and wait for nothing. Returns what is set at its end."""
-    ended = threading.Event()
+) -> threading.Lock:
+    """Run a coroutine function in the loop, some time, and wait for nothing. Returns a lock that is released at its
+    end. A signal handler that raises in the `wait` of an Event could leave that locked, and the loop would hang in its
+    `set`."""
+    ended = threading.Lock()
+    ended.acquire()
 
     def begin() -> None:
         _background.add(own_task(quietly(function(*args, **kwargs)), "asynclock give back", end))
 
     def end(task: asyncio.Task[object]) -> None:
         _background.discard(task)
-        ended.set()
+        ended.release()
 
     try:
         if thread.is_here():
@@ -247,7 +255,7 @@ def run_in_background(
             return ended
     except RuntimeError:  # the loop is closed
         pass
-    ended.set()
+    ended.release()
     return ended
 
 

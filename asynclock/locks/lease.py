@@ -240,8 +240,8 @@ def _swept(entered: Entered | None) -> Entered | None:
     while (entered := _open_ones(entered)) is not None:
         open_ones.append(entered)
         entered = entered[2]
-    for tenure, kept, _, _ in reversed(open_ones):
-        entered = tenure, kept, entered, len(open_ones) + _FEW
+    for depth, (tenure, kept, _, _) in enumerate(reversed(open_ones), 1):
+        entered = tenure, kept, entered, depth + _FEW
     return entered
 
 

@@ -81,7 +81,7 @@ def store_of_url(url: str) -> Store:
             "one url names several nodes: give each as an argument of its own; "
             "a comma that is part of a secret is written %2C"
         )
-    if ("://" in url or (colon and scheme in _WITHOUT_SLASHES)) and (entry := _entry(scheme)):
+    if (url.startswith("://", len(scheme)) or (colon and scheme in _WITHOUT_SLASHES)) and (entry := _entry(scheme)):
         return _made(entry, url, f"{scheme}:")
     if "://" in url and (driver := re.fullmatch(r"postgres(\+[a-z0-9_]+)?", scheme)):  # as Heroku writes it
         raise ConfigError(f"no store for the scheme {brief(scheme)}: write postgresql{driver[1] or ''}://")
@@ -98,7 +98,7 @@ def store_of_url(url: str) -> Store:
 def trimmed(url: str) -> str:
     """A url without the white space around it. Each store that takes a url calls this. Raises ConfigError for white
     space inside: Python drops line feeds and tabs within a url in silence, and two lines would be one host. Paths and
-    secrets may have spaces, and hosts have none."""
+    secrets may have spaces, and hosts have none. Nor does it pass characters that no system takes."""
     url = url.strip()
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
@@ -108,6 +108,8 @@ def trimmed(url: str) -> str:
     hosts = re.split("[/?#]", rest)[0].rpartition("@")[2]
     if _INVISIBLE.search(url) or (scheme != "unix" and any(" " in each.strip() for each in hosts.split(","))):
         raise ConfigError("a url has white space inside: separate urls with commas, and write %20 for a space")
+    if "%00" in url or any(each == "\0" or "\ud800" <= each <= "\udfff" for each in url):
+        raise ConfigError("a url has a NUL or a lone surrogate, which no server, path or secret can have")
     return url
 
 

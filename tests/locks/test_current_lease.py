@@ -146,3 +146,20 @@ async def test_blocks_that_overlap_do_not_add_up(client: Redlock) -> None:
     assert enclosing() == "first"
     await first.__aexit__(None, None, None)
     assert current_lease() is None
+
+
+async def test_blocks_that_overlap_after_many_that_were_open(client: Redlock) -> None:
+    """What a context keeps depends on the blocks that are open, and not on how many were open once."""
+    some = [client(f"some:{number}") for number in range(300)]
+    for lock in some:
+        await lock.__aenter__()
+    for lock in some[1:]:
+        await lock.__aexit__(None, None, None)
+    before = some[0]
+    for number in range(100):
+        lock = client(f"order:{number}")
+        await lock.__aenter__()
+        await before.__aexit__(None, None, None)
+        before = lock
+    assert entered_blocks() < 60
+    await before.__aexit__(None, None, None)

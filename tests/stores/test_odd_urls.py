@@ -18,6 +18,15 @@ def test_another_server_is_not_meant(url: str) -> None:
         Redlock(url)
 
 
+@pytest.mark.parametrize(
+    "text", ["redis+cluster:/x://", "sqlite:////tmp/\0x", "sqlite:////tmp/0%00x", "mariadb://h/\ud800"]
+)
+def test_a_url_that_no_system_takes(text: str) -> None:
+    """A ConfigError at once, and no error of Python."""
+    with pytest.raises(ConfigError):
+        Redlock(text)
+
+
 @pytest.mark.parametrize("seconds", [1e7, 10**400, True], ids=["long", "huge", "flag"])
 def test_a_session_timeout_that_no_server_takes(seconds: Any) -> None:
     """kazoo sends it as ms, in 32 bits."""
