@@ -365,9 +365,11 @@ class Judge:
                 self._rests_until[part.name] = until
 
     def done(self, tenure: Tenure) -> None:
-        """A majority knows that a run of `once` has returned."""
+        """A majority knows that a run of `once` has returned. A break since it was sent has ended that."""
         name = tenure.hold.name
-        self._done_until[name] = self._released_at[name] + 0.99 * tenure.done_for - 0.01
+        sent = self._released_at[name]
+        if self._broken_at.get(name, -math.inf) <= sent:
+            self._done_until[name] = sent + 0.99 * tenure.done_for - 0.01
 
     def dropped(self, tenure: Tenure) -> None:
         self._left_alone.add(tenure.hold.op.id[:ID_LENGTH])

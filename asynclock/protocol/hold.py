@@ -451,8 +451,12 @@ class Hold:
         """The program no longer refers to that tenure. Without another one, it is renewed no more, and expires."""
         self._tenures = [known for known in self._tenures if known is not weak_self and known() is not None]
         if not (self._tenures or self.over):
-            self._give_up()
-            self._holds.queues.next_turn(self.names)
+            self._leave_alone()
+
+    def _leave_alone(self) -> None:
+        """Nobody refers to it any more: it is renewed no more, and expires."""
+        self._give_up()
+        self._holds.queues.next_turn(self.names)
 
     def _give_up(self) -> None:
         """This client no longer has it."""
@@ -473,6 +477,8 @@ class Hold:
                 self.lose("max_hold")
             case Due.EXPIRED:
                 self.lose("expired")
+            case Due.RENEWAL if self._tenures and not self.tenures:
+                self._leave_alone()  # a signal handler that raised has stopped `Tenure.__del__`
             case Due.RENEWAL:
                 self.renew(now)
         if self._lacking is not None and now >= self._heals_at and not self.over:

@@ -357,9 +357,9 @@ class Decision:
 
     def _next_fences(self, seed: int | None, memory: float, span: int) -> None:
         """Take the next fences (rule 3). A ticket that becomes the holder brings no clock (None): the node uses its
-        own."""
+        own. An attempt with a ticket of span 0 takes one."""
         p = _us(self.now) if seed is None else clamped(seed, self.now)
-        self._put(fence=max(self.state.fence + 1, p) + span - 1, fence_ends=self.now + memory)
+        self._put(fence=max(self.state.fence + 1, p) + max(span, 1) - 1, fence_ends=self.now + memory)
 
     def _raise(self, token: int, memory: float) -> None:
         """Raise F to the token that the op carries, and renew its expiry."""

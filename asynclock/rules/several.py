@@ -7,7 +7,9 @@
    waits for another.
 2. A refused attempt that waits leaves a ticket with the name that refused it, and with no other name. The ticket has
    span 0: it is woken and never becomes the holder, because that name alone is of no use. Its order key is that of the
-   first try at any of the names.
+   first try at any of the names. A try takes its place at each name by this key, also where it had no ticket before. So
+   the first of all waiters for several names enters where nobody holds them; if it stood behind all tickets of the names
+   where it has none, two queues could keep each other's waiters out.
 3. The fences of all names are raised to the greatest of them: one token above all fences that any of the names gave.
 4. Extend, release and peek are for all names. The refusal is that of the first name that another id holds, or where a
    peek finds that a ticket goes first; else of the last name, which nobody holds.
@@ -59,20 +61,13 @@ class JointDecision:
         self._has_listener = has_listener
 
     def acquire(self) -> tuple[Reply, int]:
-        waits = self._op.queueing.number
-        for again in (True, False):  # twice, if after the ticket was stored nothing blocks the name
-            refused, reply = self._enter()
-            if reply is None:
-                return self._yes(self._level())
-            for index in range(len(self.parts)):
-                if index != refused:
-                    self._leave(index)
-            if reply.verdict is Verdict.NO and waits:
-                reply = self._ask(refused, Verb.WAIT, ticket=replace(self._op.queueing, span=0))
-                if again and reply.verdict is Verdict.NO and reply.holder is None:
-                    continue
-            return reply, refused
-        raise AssertionError("the second round answers")
+        refused, reply = self._enter()
+        if reply is None:
+            return self._yes(self._level())
+        for index in range(len(self.parts)):
+            if index != refused:
+                self._leave(index)
+        return reply, refused
 
     def each(self) -> tuple[Reply, int]:
         """Extend, release or peek at all names."""
@@ -89,9 +84,9 @@ class JointDecision:
         return refused or self._yes(min(least))
 
     def _enter(self) -> tuple[int, Reply | None]:
-        """(-1, None) if all names grant; else the index of the name that refuses, and its reply."""
+        """(-1, None) if all names grant; else the index of the name that refuses, where the ticket is, and its reply."""
+        ticket = replace(self._op.queueing, span=0)
         for index in range(len(self.parts)):
-            ticket = Queueing(self._op.queueing.serve, waiter=self._op.queueing.waiter)
             reply = self._ask(index, Verb.ACQUIRE, fence=self._op.fence, ticket=ticket)
             if reply.verdict is not Verdict.YES:
                 return index, reply

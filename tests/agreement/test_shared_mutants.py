@@ -165,12 +165,9 @@ EQUIVALENT = {
         ("if not ran then", "if true then"),
         ("type(reply)", "type(false)"),
         ("'table' and reply", "'table' and false"),
-        # an id that is refused for ever is refused again, and a broken hold stays broken
-        ("reply[1] ~= 0 or ticket == ''", " ticket == '' "),
         # a release and a look take no fences
         ("'release', id, '0', '1'", "'release', id, '0', '0'"),
         ("'release', waiter, '0', '1'", "'release', waiter, '0', '0'"),
-        ("'wait', id, '0'", "'wait', id, '1'"),
     },
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from asynclock import LockInfo, Redlock
+from asynclock import Lease, LockInfo, Redlock
 from tests.support.cancelled_waits import SOON, Make
 from tests.support.still_clock import idle
 from tests.support.waiters import LONG
@@ -37,6 +37,30 @@ async def test_multis_of_the_same_locks_wait_in_one_queue(make: Make, name: str)
         await lease.release()
         await asyncio.gather(*tasks)
     assert came == [0, 1, 2]
+
+
+async def test_waiters_at_two_names_do_not_keep_each_other_out(make: Make, name: str) -> None:
+    """Two clients wait at one name and two at the other, in order of arrival. Both names are released at once. Each
+    waiter stood at the end of the queue in which it had no ticket, and nobody got the names."""
+    holder, names = make(lease=LONG), (f"{name}:a", f"{name}:b")
+    held, tasks = list[Lease](), list[asyncio.Task[None]]()
+
+    async def waits(client: Redlock) -> None:
+        async with client.multi(*(client(each, fair=True) for each in names)):
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(SOON):
+        for each in reversed(names):
+            held.append(await holder(each, fair=True).acquire(timeout=None))
+            for _ in range(2):
+                client = make(lease=LONG)
+                await client.health()
+                tasks.append(asyncio.create_task(waits(client)))
+                while not idle(client):
+                    await asyncio.sleep(0)
+        assert [sum(waiter.tasks for waiter in (await holder.inspect(each)).waiters) for each in names] == [2, 2]
+        await asyncio.gather(*(lease.release() for lease in held))
+        await asyncio.gather(*tasks)
 
 
 async def test_a_multi_has_one_name_whatever_the_order(make: Make, name: str) -> None:

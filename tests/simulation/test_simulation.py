@@ -92,12 +92,23 @@ def test_c4_a_late_undo_stores_no_ticket(seed: int, run: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "run"), [(5018, 6), (5039, 11), (600023, 6), (600266, 11), (20000110, 13), (20001315, 12), (20001480, 13)]
-)
+    ("seed", "run"),
+    [
+        (5018, 6), (5039, 11), (600023, 6), (600266, 11), (20000110, 13), (20001315, 12), (20001480, 13),
+        (26002000, 13),
+    ],
+)  # fmt: skip
 def test_runs_in_which_a_check_was_wrong(seed: int, run: int) -> None:
     """A server's clock is stepped between a ticket and its grant. A job begins after all has healed. Many tasks wait
-    until the runs of `once` of others do not count any more. An owner that does not know of a break enters again."""
+    until the runs of `once` of others do not count any more. An owner that does not know of a break enters again. A break ends the mark of
+    a run of `once` before its client has the answer."""
     assert simulate(plan_of(seed, run)).flaw is None
+
+
+def test_waiters_for_several_names_do_not_keep_each_other_out() -> None:
+    """Those of two names stood in the queues of both, and each was the last where it had no ticket. Nobody held the
+    names, and nobody got them."""
+    assert simulate(plan_of(26001255, 13)).flaw is None
 
 
 def test_a_silent_server_in_quarantine_is_noticed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import pytest
 
 from asynclock import LockLost
 from asynclock.events import Renewed
+from asynclock.protocol.hold import Tenure
 from asynclock.protocol.watchdog import TICK
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import ACQUIRE, EXTEND, Verb
@@ -109,6 +111,18 @@ def test_a_shorter_extension_takes_nothing_away() -> None:
     held.extend(LEASE)
     held.extend(0.0)
     assert held.hold.valid_until == before
+
+
+def test_a_hold_whose_tenure_was_collected_without_a_word_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KeyboardInterrupt as `__del__` begins is only printed. Nobody could release the hold."""
+    held = Held(1)
+    monkeypatch.delattr(Tenure, "__del__")
+    hold = held.hold
+    del held.tenure
+    gc.collect()
+    assert times_of(held, 0, EXTEND, LEASE) == []
+    assert hold.over
+    assert not held.client.machine.holds.of(NAME)
 
 
 def test_the_events_of_renewals_have_their_outcome() -> None:

@@ -92,7 +92,7 @@ def test_the_last_withdrawal_of_a_client_that_closes_serves_the_queue() -> None:
 def test_a_withdrawal_names_the_time_when_the_first_ticket_was_sent() -> None:
     """A node that has had no connection since then does not keep the withdrawal: nothing of it was sent there."""
     client, other, _ = clients_over(3)
-    holds(other)
+    tenure = holds(other)
     client.clock.advance(1.0)
     began = client.clock.now()
     waiting = waits(client)
@@ -100,6 +100,7 @@ def test_a_withdrawal_names_the_time_when_the_first_ticket_was_sent() -> None:
         client.clock.advance(LEASE / 3)
         settle(client, other)
     waiting.abandon()
+    assert tenure.held
     assert [op.since for op in under_way(client, RELEASE)] == [began] * 3
 
 

@@ -45,7 +45,7 @@ def single_of(key: str, op: Op) -> tuple[str, Single] | None:
     if op.verb is ACQUIRE:
         if op.plain or queueing.number > 1:  # it was refused before: others wait, or hold it
             return None
-        group = f"acquire {queueing.span}"
+        group = f"acquire {queueing.span or 1}"
     elif op.verb is RELEASE:
         if op.rest or op.tombstone or queueing.number or queueing.contended:
             return None

@@ -36,7 +36,7 @@ local top = 0
 local function enter()
   local fences = {}
   for n = 1, count do
-    local reply = ask(n, 'acquire', id, ARGV[4], '1', '')
+    local reply = ask(n, 'acquire', id, ARGV[4], '0', ticket)  -- its ticket never becomes a holder of this name alone
     if reply[1] ~= 1 then return reply, n end
     fences[n], top = reply[2], math.max(top, reply[2])
   end
@@ -56,18 +56,13 @@ if verb ~= 'acquire' then
   return refused or {1, least}
 end
 
-local reply, fences
-for _ = 1, 2 do  -- twice, if after the ticket was stored nothing blocks the name
-  reply, fences = enter()
-  if reply == true then break end
+local reply, fences = enter()
+if reply ~= true then
   for n = 1, count do
     if n ~= fences then leave(n) end
   end
-  if reply[1] ~= 0 or ticket == '' then return reply end
-  reply = ask(fences, 'wait', id, '0', '0', ticket)
-  if reply[2] ~= -2 then return reply end
+  return reply
 end
-if reply ~= true then return reply end
 
 -- One fence above all fences that any of the names gave before.
 for n = 1, count do

@@ -19,7 +19,8 @@
 --       8 serve    for the next waiter: 0 nothing, 1 it is woken, 2 it becomes the holder; then f: a mutex acquire
 --                  enters only as the first of the queue. An acquire with 0 belongs to a hold that a majority of the
 --                  nodes has, and this server lacks: it does not wait behind the queue, with f or without
---       9 span     the number of fences to take; 0, of a ticket: the waiter is woken, and never becomes the holder
+--       9 span     the number of fences to take; 0, of a ticket: the waiter is woken, and never becomes the holder; an
+--                  acquire with such a ticket takes one
 --      10 waiter   the id of the ticket, '' the same id; adopt: the id of the hold; break: who breaks it, '' unknown
 --      11 ticket   '': none; else '<number> <fresh> <order> <tasks>': how often it was sent, the ms for which it can be
 --                  served, its order key in us (0: the server takes its own clock), the tasks that wait with it
@@ -49,7 +50,7 @@ local time = redis.call('TIME')
 local us = time[1] * 1000000 + time[2]
 
 --@ part fence
-f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + (span - 1)
+f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + math.max(span - 1, 0)
 redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 
 --@ part goes_first

@@ -1,0 +1,54 @@
+"""The rule for several names, as tables; pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from asynclock.locks.multi import Multi
+from asynclock.rules.model import Op, Part, Queueing, Serve, State, Ticket, Verb, Verdict
+from asynclock.rules.mutex import FAIR
+from asynclock.rules.several import Several, decide_all
+from tests.unit.test_decide_queue import MEMORY, NOW, NOW_US, id_of, queue, ticket
+
+ME, *OTHERS = map(id_of, "deab")
+BOTH = Multi([Part("left", FAIR), Part("right", FAIR)])
+
+
+def waiting(order: int, id: str) -> Ticket:
+    """Of a waiter for both names."""
+    return ticket(id, order, span=0)
+
+
+def asked(left: State, right: State, order: int) -> Several:
+    """A try of ME, which has waited since `order`."""
+    queueing = Queueing(Serve.GRANT, number=2, fresh=5.0, order=NOW_US + order)
+    op = Op(Verb.ACQUIRE, BOTH, "both", ME, 10.0, NOW_US, MEMORY, queueing=queueing)
+    return decide_all(BOTH.parts, [left, right], op, NOW, lambda tag: True)
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_the_first_of_all_waiters_enters_where_both_queues_have_others(own: int) -> None:
+    """Both names are free, and each has two waiters for both. The ticket of the first of all is at one name. At the
+    other it counted as the last, so it left the first name again; and so did each of them, for as long as they waited."""
+    mine, other = waiting(1, ME), waiting(2, OTHERS[0])
+    states = [queue(mine, waiting(4, OTHERS[1])), queue(other, waiting(5, OTHERS[2]))]
+    found = asked(*(states if own == 0 else reversed(states)), order=1)
+    assert found.reply.verdict is Verdict.YES
+    assert [len(state.queue) for state in found.states] == ([1, 2] if own == 0 else [2, 1])
+    assert found.states[0].fence == found.states[1].fence == NOW_US
+
+
+def test_a_later_one_waits_at_the_name_where_another_goes_first() -> None:
+    """There it has its place by its first try, and no ticket at the name that let it in."""
+    left, right = queue(waiting(3, ME)), queue(waiting(2, OTHERS[0]), waiting(5, OTHERS[1]))
+    found = asked(left, right, order=3)
+    assert (found.reply.verdict, found.part, found.reply.rank) == (Verdict.NO, 1, 1)
+    assert [each.id for each in found.states[1].queue] == [OTHERS[0], ME, OTHERS[1]]
+    assert (found.states[0].queue, found.states[0].holds) == ((), ())
+    assert [each.id for each in found.notices] == [OTHERS[0][:32]]
+
+
+def test_the_ticket_of_a_refused_try_never_becomes_the_holder() -> None:
+    """It has span 0: one of the names alone is of no use."""
+    found = asked(queue(), queue(waiting(2, OTHERS[0])), order=3)
+    assert [each.span for each in found.states[1].queue] == [0, 0]
