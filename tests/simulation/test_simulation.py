@@ -100,8 +100,8 @@ def test_c4_a_late_undo_stores_no_ticket(seed: int, run: int) -> None:
 )  # fmt: skip
 def test_runs_in_which_a_check_was_wrong(seed: int, run: int) -> None:
     """A server's clock is stepped between a ticket and its grant. A job begins after all has healed. Many tasks wait
-    until the runs of `once` of others do not count any more. An owner that does not know of a break enters again. A break ends the mark of
-    a run of `once` before its client has the answer."""
+    until the runs of `once` of others do not count any more. An owner that does not know of a break enters again. A
+    break ends the mark of a run of `once` before its client has the answer."""
     assert simulate(plan_of(seed, run)).flaw is None
 
 

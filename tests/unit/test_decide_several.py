@@ -29,7 +29,7 @@ def asked(left: State, right: State, order: int) -> Several:
 @pytest.mark.parametrize("own", [0, 1])
 def test_the_first_of_all_waiters_enters_where_both_queues_have_others(own: int) -> None:
     """Both names are free, and each has two waiters for both. The ticket of the first of all is at one name. At the
-    other it counted as the last, so it left the first name again; and so did each of them, for as long as they waited."""
+    other it counted as the last, so it left the first name again; and so did each of them, as long as they waited."""
     mine, other = waiting(1, ME), waiting(2, OTHERS[0])
     states = [queue(mine, waiting(4, OTHERS[1])), queue(other, waiting(5, OTHERS[2]))]
     found = asked(*(states if own == 0 else reversed(states)), order=1)
