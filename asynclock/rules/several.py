@@ -8,7 +8,7 @@
 2. A refused attempt that waits leaves a ticket with the name that refused it, and with no other name. The ticket has
    span 0: it is woken and never becomes the holder, because that name alone is of no use. Its order key is that of the
    first try at any of the names. A try takes its place at each name by this key, also where it had no ticket before. So
-   the first of all waiters for several names enters where nobody holds them. If it stood behind the tickets of the names
+   the first of all waiters for several names enters where nobody holds them. If it stood behind the tickets of a name
    where it has none, the waiters of two queues could keep each other out.
 3. The fences of all names are raised to the greatest of them: one token above all fences that any of the names gave.
 4. Extend, release and peek are for all names. The refusal is that of the first name that another id holds, or where a
