@@ -25,7 +25,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from asynclock._options import RELEASE_TIMEOUT
-from asynclock.rules.model import ACQUIRE, ADOPT, BREAK, EXTEND, RELEASE, WAIT
+from asynclock.rules.model import ACQUIRE, ADOPT, BREAK, EXTEND, ID_LENGTH, RELEASE, WAIT
 from asynclock.stores.port import deferrable
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Backlog(Generic[_Asked]):
         self._dropped = dropped
         self._alone = alone
         self._lanes: tuple[OrderedDict[_Asked, None], ...] = (OrderedDict(), OrderedDict())  # the urgent one first
-        self._acquires: OrderedDict[str, _Asked] = OrderedDict()  # that wait, by id
+        self._acquires: OrderedDict[str, _Asked] = OrderedDict()  # that wait, by the random part of their id
         self._length = 0  # the ops that wait, without those that were sent as urgent ones
         self._why = self._is_waiting  # one object for all that wait
         self._usual = 0.0  # seconds from the begin of an acquire to its answer
@@ -144,9 +144,9 @@ class Backlog(Generic[_Asked]):
                 self._drop(asked, self._own_queue("it is full"))
                 return False
         if op.verb is ACQUIRE:
-            if (older := self._acquires.get(op.id)) is not None:
+            if (older := self._acquires.get(op.id[:ID_LENGTH])) is not None:
                 self._drop(older, self._own_queue("a later request of the same owner came"))
-            self._acquires[op.id] = asked
+            self._acquires[op.id[:ID_LENGTH]] = asked
         asked.deferred = deferrable(handler) if self._alone else None
         if asked.deferred is not None:
             asked.deferred.defer(self._why)
@@ -167,9 +167,9 @@ class Backlog(Generic[_Asked]):
         asked.urgent = True
 
     def granted(self, id: str) -> None:
-        """The store has granted the ticket of that id. Its renewal is urgent if it waits here: until its answer comes,
-        its owner does not use the notice of the grant."""
-        if (asked := self._acquires.get(id)) is not None:
+        """The store has granted the ticket of that id, or of that random part of one. Its renewal is urgent if it waits
+        here: until its answer comes, its owner does not use the notice of the grant."""
+        if (asked := self._acquires.get(id[:ID_LENGTH])) is not None:
             asked.is_granted = True
             self.hurry(asked)
 
@@ -226,7 +226,7 @@ class Backlog(Generic[_Asked]):
     def undo(self, id: str) -> bool:
         """The owner of that id gives up. Its acquire is dropped if it waits. Whether it is certain that no op of that
         id ever began: then there is nothing to release."""
-        asked = self._acquires.get(id)
+        asked = self._acquires.get(id[:ID_LENGTH])
         if asked is None:
             return False
         self._drop(asked, LookupError("its owner gave up before it was sent"))
@@ -279,8 +279,8 @@ class Backlog(Generic[_Asked]):
         self._leave_lane(asked)
         if asked.op.verb not in _URGENT:
             self._length -= 1
-        if self._acquires.get(asked.op.id) is asked:
-            del self._acquires[asked.op.id]
+        if self._acquires.get(id := asked.op.id[:ID_LENGTH]) is asked:
+            del self._acquires[id]
 
     def _leave_lane(self, asked: _Asked) -> None:
         if asked.in_lane:

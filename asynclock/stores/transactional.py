@@ -450,6 +450,8 @@ class TransactionalNode:
     def _received(self, notice: Notice) -> None:
         """A notice arrived. It may belong to an op that is committed, but whose reply is not delivered yet. Then it
         waits for that reply."""
+        if notice.fence:
+            self._jobs.backlog.granted(notice.id)
         if self._jobs.runs(key := self._prefix + notice.name):
             self._held_back.setdefault(key, []).append(notice)
             return

@@ -103,6 +103,31 @@ async def test_f5_renewals_and_releases_begin_first(name: str) -> None:
     assert store.begun[:4] == [(verb, f"{name}:{each}") for verb, each in order]
 
 
+async def test_f5_the_renewal_of_a_ticket_that_was_granted_begins_first(name: str) -> None:
+    """Its owner does not use the notice of the grant before its own request is answered. It began after the acquires
+    that were sent before it, and nobody worked under the name meanwhile."""
+
+    class SlowFor(Gated):
+        async def transact(self, keys: Sequence[str], step: Step) -> None:
+            await (super() if keys[0].endswith("another") else super(Gated, self)).transact(keys, step)
+
+    store = SlowFor()
+    async with patient(store) as holds, patient(store, lease=SHORT, node_timeout=1.0) as waits:
+        lease = await holds(name).acquire(timeout=None)
+        tasks = [asyncio.create_task(waits(name).acquire())]
+        await until(lambda: state_of(store, name).queue)
+        async with store.busy(waits):
+            tasks.append(asyncio.create_task(waits(f"{name}:other").acquire()))
+            await waiting(waits, 2)  # the ticket is renewed, too
+            await lease.release()
+            assert state_of(store, name).holds
+            store.begun.clear()
+        for held in await asyncio.gather(*tasks):
+            assert held is not None
+            await held.release()
+    assert store.begun[:2] == [(ACQUIRE, name), (ACQUIRE, f"{name}:other")]
+
+
 async def test_f5_the_ops_of_one_name_keep_their_order(name: str) -> None:
     """A release comes after an acquire of its name that was sent before, and both before the acquire of another one."""
     store, other = Gated(), f"{name}:other"
