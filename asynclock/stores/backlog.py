@@ -279,8 +279,8 @@ class Backlog(Generic[_Asked]):
         self._leave_lane(asked)
         if asked.op.verb not in _URGENT:
             self._length -= 1
-        if self._acquires.get(id := asked.op.id[:ID_LENGTH]) is asked:
-            del self._acquires[id]
+        if self._acquires.get(key := asked.op.id[:ID_LENGTH]) is asked:
+            del self._acquires[key]
 
     def _leave_lane(self, asked: _Asked) -> None:
         if asked.in_lane:

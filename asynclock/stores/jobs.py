@@ -98,7 +98,8 @@ class Job(Asked):
     """An op and its transaction."""
 
     __slots__ = (
-        "asked", "began", "begun", "cancels", "is_begun_earlier", "keys", "owner", "runner", "votes", "waits_for_store",
+        "asked", "began", "begun", "cancels", "is_begun_earlier", "keys", "owner", "runner", "sent", "votes",
+        "waits_for_store",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, op: Op, handler: ReplyHandler, keys: Sequence[str]) -> None:
@@ -106,6 +107,7 @@ class Job(Asked):
         self.owner = owner
         self.asked = op  # as it was when it was sent; its owner may change it while it waits
         self.keys = keys
+        self.sent = handler.sent  # that of the handler may count from when it begins
         self.votes: Sequence[Grant | Refused | Undone] = ()  # the answer, once the transaction has ended
         self.runner: asyncio.Task[None] | None = None  # runs it, if it needs a task
         self.waits_for_store = False  # its task waits until the store is up: `limit` is called then

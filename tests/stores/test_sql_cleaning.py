@@ -13,6 +13,7 @@ from asynclock import Redlock
 from asynclock.stores.sql import SQLStore, cleaning
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.rows import Row
+from tests.support.operators import Operated
 from tests.support.sql_states import database_of, read_rows
 
 PAGE = 100
@@ -32,6 +33,13 @@ ORDERS: dict[str, Callable[[int, random.Random], str]] = {
     "rising": lambda number, _: f"{number:09d}",
     "falling": lambda number, _: f"{10**9 - number:09d}",
 }
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def operated(request: pytest.FixtureRequest) -> Operated:
+    """A table on each server."""
+    found: Operated = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -61,3 +69,27 @@ async def test_f8_the_table_does_not_grow_for_ever(
         rows, _ = await read_rows(store)
         assert len(rows) < MOST
         assert NEW * TURNS > 1.5 * MOST  # they were removed
+
+
+async def test_f8_a_locked_row_keeps_no_other_from_being_removed(
+    operated: Operated, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another session has locked one of ten rows that have ended. The other nine are removed, without a wait."""
+    monkeypatch.setattr(cleaning, "TURN", 0.0)
+    store, names = SQLStore(operated.url), [f"{name}:{each}" for each in range(10)]
+
+    async def write(line: Line) -> None:
+        for each in names:
+            await database.dialect.insert(line, Row(each, fence=1, keep_until=1.0), 1.0)
+
+    async with Redlock(store) as client, client(name):
+        database = database_of(store)
+        await database.cleaning.aclose()  # the test takes the turns
+        await database.connected.repeated(write)
+        await operated.run("BEGIN")
+        await operated.run(f"SELECT count FROM {operated.table} WHERE resource_name = '{names[4]}' FOR UPDATE")
+        removed = [await database.cleaning.turn() for _ in range(2)]
+        await operated.run("ROLLBACK")
+        assert removed == [0, 9]
+        rows, _ = await read_rows(store)
+        assert [each for each in rows if each in names] == [names[4]]

@@ -241,6 +241,32 @@ async def test_f24_doctor_warns_of_triggers(operated: Operated) -> None:
     assert f"t_{table}" in found["triggers"]["what"]
 
 
+async def no_rows_of(operated: Operated) -> None:
+    """From now on UPDATE changes no row of its table."""
+    table, body = operated.table, "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
+    await operated.run(f"CREATE FUNCTION nothing_{table}() {body}")
+    calls = f"EXECUTE FUNCTION nothing_{table}()"
+    await operated.run(f"CREATE TRIGGER t BEFORE UPDATE ON {table} FOR EACH ROW {calls}")
+
+
+async def test_f24_a_trigger_that_leaves_writes_out_lets_nobody_in(
+    postgresql: Operated, tmp_path: Path, name: str
+) -> None:
+    """A statement that writes no row is no error of the server. Each of two clients was told that it had the lock."""
+    file = tmp_path / "locks.db"
+    urls = [postgresql.url, f"sqlite:///{file}"]
+    for url in urls:
+        async with Redlock(url) as client, client(name):
+            pass  # its row is there
+    await no_rows_of(postgresql)
+    with closing(sqlite3.connect(file)) as session:
+        session.execute("CREATE TRIGGER t BEFORE UPDATE ON asynclock BEGIN SELECT RAISE(IGNORE); END")
+    for url in urls:
+        async with Redlock(url, patience=LIMIT) as client:
+            with pytest.raises(QuorumUnavailable):
+                await client(name).acquire(timeout=0.5)
+
+
 async def test_f24_names_in_another_order_are_a_warning(
     postgresql: Operated, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -283,3 +283,16 @@ async def test_the_command_line(file: str, name: str) -> None:
         assert (await command("break", name, "--yes"))[0] == 0
         async with asyncio.timeout(LIMIT):
             assert await lease.wait_lost()
+
+
+async def test_a_table_may_have_any_name(file: str, name: str) -> None:
+    """SQLite says in words what is wrong. A name with one of them was taken for a file that is locked."""
+    async with Redlock(f"{file}?asynclock_table=locked_and_busy") as client, client(name, timeout=LIMIT) as lease:
+        assert lease.held
+
+
+def test_an_old_library_is_a_config_error(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a syntax error in each acquire."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(ConfigError, match=r"SQLite 3\.35 or later is needed"):
+        SQLStore(file)

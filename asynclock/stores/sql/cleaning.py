@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.stores.sql.background import Background
+from asynclock.stores.sql.errors import is_lock_wait
 from asynclock.stores.sql.rows import CLEANER, FLOOR, Row
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ table does not grow for ever while up to 1,000 new names a second are locked, in
 
 _TOGETHER = 500
 """Rows that one statement deletes."""
+
+
+_LOCKED = 16
+"""Locked rows that a turn finds, at most. More are a session that has locked the table."""
 
 
 class _Found(NamedTuple):
@@ -72,12 +77,21 @@ class Cleaning:
 
     async def turn(self) -> int:
         """Remove rows of the page that the last turn has looked at, and look at the next page; the number of rows that
-        were removed."""
+        were removed. A row that another session has locked stays; those beside it are found by halves."""
         found: _Found = await self._transactions.repeated(self._look)
-        for first in range(0, len(found.names), _TOGETHER):  # short transactions: other clients wait for each
-            batch = found.names[first : first + _TOGETHER]
-            await self._transactions.repeated(partial(self._delete, batch, found.floor, found.now))
-        return len(found.names)
+        batches = [found.names[first : first + _TOGETHER] for first in range(0, len(found.names), _TOGETHER)]
+        locked = 0
+        while batches and locked < _LOCKED:  # short transactions: other clients wait for each
+            batch = batches.pop()
+            try:
+                await self._transactions.repeated(partial(self._delete, batch, found.floor, found.now), waits=False)
+            except Exception as error:
+                if not is_lock_wait(error):
+                    raise
+                half = len(batch) // 2
+                batches += filter(None, (batch[:half], batch[half:])) if half else ()
+                locked += not half
+        return len(found.names) - locked - sum(map(len, batches))
 
     async def _look(self, line: Line) -> _Found:
         """Raise the floor to the counters of the next page; the rows to remove."""
@@ -118,9 +132,11 @@ class Cleaning:
         """Delete these rows, unless one was locked again meanwhile. It names each, because a server may wait for the
         locks of all rows of a range."""
         params: dict[str, Any] = {f"k{each}": names[min(each, len(names) - 1)] for each in range(_TOGETHER)}
+        these = f"FROM {self._dialect.table} WHERE resource_name IN ({', '.join(f':{each}' for each in params)})"
+        if self._dialect.name == "mysql":  # its sessions wait for whole seconds, with the rows before locked
+            await line.fetch(f"SELECT resource_name {these} FOR UPDATE NOWAIT", params)
         await line.fetch(
-            f"DELETE FROM {self._dialect.table} WHERE resource_name IN ({', '.join(f':{each}' for each in params)}) "  # noqa: S608
-            "AND fence <= :floor AND expires_at <= :now AND keep_until <= :now",
+            f"DELETE {these} AND fence <= :floor AND expires_at <= :now AND keep_until <= :now",
             {**params, "floor": floor, "now": now},
         )
 

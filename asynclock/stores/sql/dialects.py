@@ -111,11 +111,14 @@ class Dialect:
         return f"{inserting} ON CONFLICT (resource_name) DO NOTHING RETURNING 1" if self.returns else inserting
 
     async def update(self, line: Line, row: Row, now: float) -> None:
-        await line.fetch(self._update, {**row._asdict(), "now": now})
+        """Raises Conflict if no row was written, although this transaction has it: a trigger may leave it out."""
+        if not await line.fetch(self._update, {**row._asdict(), "now": now}) and self.returns:
+            raise Conflict
 
     @cached_property
     def _update(self) -> str:
-        return f"UPDATE {self.table} SET {assignments()} WHERE {self._place('resource_name')}"  # noqa: S608
+        updating = f"UPDATE {self.table} SET {assignments()} WHERE {self._place('resource_name')}"  # noqa: S608
+        return f"{updating} RETURNING 1" if self.returns else updating
 
     async def delete(self, line: Line, name: str) -> None:
         await line.fetch(f"DELETE FROM {self.table} WHERE {self._place('name')}", {"name": name})  # noqa: S608

@@ -207,10 +207,10 @@ def _codes(error: BaseException) -> set[str | int]:
 
 
 def _of_sqlite(text: str) -> Meaning:
+    if "no such table" in text:  # first: its name may have any of the words below
+        return Meaning.ABSENT
     if "locked" in text or "busy" in text:
         return Meaning.AGAIN
-    if "no such table" in text:
-        return Meaning.ABSENT
     refused = ("readonly", "unable to open", "not a database", "malformed", "permission")
     return Meaning.REFUSED if any(word in text for word in refused) else Meaning.FAILED
 

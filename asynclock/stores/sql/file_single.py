@@ -60,7 +60,8 @@ class FileSingles:
         self._floor: int | None = None  # not read yet
 
     def carry_out(self, group: str, values: Single) -> int | None:
-        """The fence of an op; see `single_of`. None: the row is not plain, or not free; nothing was done."""
+        """The fence of an op; see `single_of`. None: the row is not plain, or not free, or a trigger has left the write
+        out; nothing was done."""
         row: _Found | None = self._execute(self._texts.find, (values.name,)).fetchone()
         if row is not None and row[1] is not None:
             return None
@@ -75,11 +76,11 @@ class FileSingles:
         if before < values.number or (group == "extend" and values.number > 0):
             keep = self._now + values.memory
         if group == "release":
-            self._execute(self._texts.release, (fence, keep, self._now, values.name))
+            written = self._execute(self._texts.release, (fence, keep, self._now, values.name))
         else:
             ends = max(ends, self._now + values.lease) if values.lease > 0 else ends
-            self._execute(self._texts.extend, (fence, keep, self._now, ends, values.name))
-        return fence
+            written = self._execute(self._texts.extend, (fence, keep, self._now, ends, values.name))
+        return fence if written.rowcount == 1 else None
 
     def _acquire(self, span: int, values: Single, row: _Found | None) -> int | None:
         name, owner, info, number, lease, memory = values
@@ -91,11 +92,12 @@ class FileSingles:
             first = max(first, self._least())
         first += span - 1
         if row is None:
-            self._execute(self._texts.make, (owner, info, first, now + lease, now + memory, now, now, name))
-            return first
-        fence = max(row[4] + span, first)
-        self._execute(self._texts.take, (owner, info, fence, now + lease, now + memory, now, name))
-        return fence
+            fence = first
+            written = self._execute(self._texts.make, (owner, info, first, now + lease, now + memory, now, now, name))
+        else:
+            fence = max(row[4] + span, first)
+            written = self._execute(self._texts.take, (owner, info, fence, now + lease, now + memory, now, name))
+        return fence if written.rowcount == 1 else None
 
     def _least(self) -> int:
         """The least fence of a name without a row."""

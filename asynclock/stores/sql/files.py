@@ -11,6 +11,7 @@ that the process has on that file, those of the library of SQLite, too.
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -29,6 +30,9 @@ NETWORK = {
 _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.unionfs", "fuse.mergerfs", "fuse.bindfs", "fuse.lxcfs"}
 
 _MOUNTS = Path("/proc/self/mountinfo")
+
+_LEAST = (3, 35)
+"""The version of SQLite from which on it has all statements of this store."""
 
 
 Inode: TypeAlias = "tuple[int, int] | None"
@@ -110,6 +114,15 @@ def path_of(url: URL) -> str | None:
             "one, as in sqlite+aiosqlite:////var/lib/app/locks.db"
         )
     return path
+
+
+def check_library() -> None:
+    """Raise ConfigError where the library of SQLite, which is that of this Python, is too old."""
+    if sqlite3.sqlite_version_info < _LEAST:
+        raise ConfigError(
+            f"SQLite {'.'.join(map(str, _LEAST))} or later is needed, for INSERT ... RETURNING: the sqlite3 of this "
+            f"Python has {sqlite3.sqlite_version}"
+        )
 
 
 def check_file(path: str | None) -> None:

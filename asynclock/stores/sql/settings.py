@@ -15,7 +15,7 @@ from asynclock.stores.sql.dialects import DIALECTS
 from asynclock.stores.sql.engines import TABLE_OPTION, EngineSource, engine_of, label_of, url_of
 from asynclock.stores.sql.errors import Meaning, is_syntax, meaning, reason
 from asynclock.stores.sql.file_lines import FileSource
-from asynclock.stores.sql.files import absolute, check_file, path_of
+from asynclock.stores.sql.files import absolute, check_file, check_library, path_of
 from asynclock.stores.sql.remedies import remedy
 from asynclock.stores.sql.schema import ddl, lock_table
 from asynclock.stores.sql.set_up import check_session, hiding_policy
@@ -96,6 +96,7 @@ class Settings:
 
     def _set_path(self) -> None:
         """Raises ConfigError."""
+        check_library()
         if self.engine is not None:
             self.path = path_of(self.url)
             return

@@ -177,13 +177,14 @@ class Transactions:
         checked: bool = True,
         keys: Sequence[str] = (),
         reads: bool = False,
+        waits: bool = True,
         until: float | None = None,
     ) -> Any:
         """Run it in a transaction; again if the database asks for that, or if an idle connection was closed. All of it
         ends at `until`, on the clock of the loop (None: LIMIT from now): then its connection is closed. If the server
         does not answer either, the database counts as down. `checked`: the file of SQLite must be the one at its path.
         Raises Delayed where that is not so, and else the error of the database. `keys`: what it is about, for messages.
-        `reads`: it only reads."""
+        `reads`: it only reads. Without `waits`, a lock that is not free is its error."""
         until = asyncio.get_running_loop().time() + LIMIT if until is None else until
         pause, stale = _PAUSE[0], True
         locked: Exception | None = None
@@ -208,8 +209,10 @@ class Transactions:
                 return result
             if meaning(result.error) is not Meaning.AGAIN:
                 raise result.error
-            self._delays.repeated(keys, result.error)
             locked = result.error if is_lock_wait(result.error) else None
+            if locked is not None and not waits:
+                raise locked
+            self._delays.repeated(keys, result.error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
             pause = min(2 * pause, _PAUSE[1])
 
