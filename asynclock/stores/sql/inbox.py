@@ -34,7 +34,10 @@ HOLDING = 1.0
 """... and up to this while it only holds: then a notice can only say that the hold was broken."""
 
 MANY = 256
-"""While a client waits, holds that have ended are removed when more than this many names have holds."""
+"""The names that have ended are removed when this remembers more than this many names, and twice as many as before."""
+
+_SLICE = 500
+"""Names that one turn of the event loop looks at."""
 
 _KEPT = 60.0
 """Seconds after which a notice that nobody took is removed."""
@@ -59,7 +62,7 @@ class Inbox:
         # By key: our tickets, by id and number, and when each of them ends, on the clock of the loop.
         self._waiting: dict[str, dict[tuple[str, int], float]] = {}
         self._holding: dict[str, dict[tuple[str, int], float]] = {}  # the same of our holds
-        self._many = MANY  # beyond so many holds, those that have ended are forgotten
+        self._many = MANY  # beyond so many names, those that have ended are forgotten
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.Event = asyncio.Event()
         self._sooner = asyncio.Event()  # set when a waiter begins to wait: this ends a long pause
@@ -131,10 +134,11 @@ class Inbox:
     async def _run(self) -> None:
         while True:
             await self._look.wait()
+            if len(self._waiting) + len(self._holding) > self._many:  # not in each look: there may be thousands
+                await self._forget_ended(self._waiting)
+                await self._forget_ended(self._holding)
+                self._many = max(MANY, 2 * (len(self._waiting) + len(self._holding)))
             waits = self._is_any(self._waiting)
-            if waits and len(self._holding) > self._many:  # not in each look: there may be thousands
-                self._is_any(self._holding)
-                self._many = max(MANY, 2 * len(self._holding))
             if not waits and not self._is_any(self._holding):
                 self._look.clear()
                 continue
@@ -158,11 +162,25 @@ class Inbox:
             return False
 
     def _is_any(self, noted: dict[str, dict[tuple[str, int], float]]) -> bool:
-        """Whether one has not ended; the others are forgotten."""
-        now = self._loop.time()
-        for key in [key for key, ends in noted.items() if max(ends.values(), default=now) <= now]:
+        """Whether one has not ended; those before it are forgotten."""
+        while noted:
+            key = next(iter(noted))
+            if not self._has_ended(noted[key]):
+                return True
             del noted[key]
-        return bool(noted)
+        return False
+
+    def _has_ended(self, ends: Mapping[tuple[str, int], float]) -> bool:
+        now = self._loop.time()
+        return max(ends.values(), default=now) <= now
+
+    async def _forget_ended(self, noted: dict[str, dict[tuple[str, int], float]]) -> None:
+        """In slices."""
+        for number, key in enumerate(list(noted), 1):
+            if key in noted and self._has_ended(noted[key]):
+                del noted[key]
+            if not number % _SLICE:
+                await asyncio.sleep(0)
 
     async def _take(self, tag: str) -> None:
         begin = f"{NOTICES}{tag}:"
