@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from asynclock.rules.model import Op, Verb
-from tests.stores.test_waiting_ops import Gated, patient
 from tests.support.fake_clock import FakeClock
+from tests.support.gated_store import Gated, patient
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT
 

@@ -6,8 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ from asynclock import Lease, QuorumUnavailable, Redlock
 from asynclock._clock import SYSTEM
 from asynclock._options import RELEASE_TIMEOUT
 from asynclock.quorum.ballot import Ballot
-from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op, Verb
+from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.backlog import LONGEST, SLICE
 from asynclock.stores.sql import SQLStore
 from asynclock.stores.sql.sending import Sending
 from asynclock.stores.transactional import State, Step
 from tests.support.fake_clock import FakeClock
+from tests.support.gated_store import Gated, patient
 from tests.support.probes import backlog_of, nodes_of, undelivered_by
 from tests.support.sql_states import database_of
 from tests.support.still_clock import forgotten, idle, turns
@@ -31,56 +31,6 @@ from tests.support.user_store import DictStore, state_of
 from tests.support.waiters import LIMIT, LONG, SHORT, until
 
 OWN_QUEUE = "the queue of this client has 1 requests that were not sent yet"
-
-
-class Gated(DictStore):
-    """Its transactions wait while its gate is shut: one at a time, of each client. It notes the ops that begin."""
-
-    limits_transactions = True  # they wait for as long as a test wants
-
-    def __init__(self, clock: FakeClock | None = None) -> None:
-        super().__init__()
-        self.clock = clock
-        self.begun: list[tuple[Verb, str]] = []
-        self.error: Exception | None = None
-        self._gate = asyncio.Event()
-        self._gate.set()
-
-    def decide(self, prefix: str, op: Op, answer: Callable[..., object]) -> Any:
-        self.begun.append((op.verb, op.name))
-        return super().decide(prefix, op, answer)
-
-    async def transact(self, keys: Sequence[str], step: Step) -> None:
-        await self._gate.wait()
-        await super().transact(keys, step)
-
-    def listen(self, tag: str, receive: Any) -> None:
-        if self.error is not None:
-            raise self.error
-        super().listen(tag, receive)
-
-    @contextmanager
-    def slow(self) -> Iterator[None]:
-        """The gate is shut."""
-        self._gate.clear()
-        try:
-            yield
-        finally:
-            self._gate.set()
-
-    @asynccontextmanager
-    async def busy(self, client: Redlock) -> AsyncIterator[None]:
-        """The gate is shut, and another transaction of that client waits before it."""
-        with self.slow():
-            looking = asyncio.create_task(client.inspect("another"))
-            await turns()
-            self.begun.clear()
-            yield
-        await asyncio.wait({looking})
-
-
-def patient(store: Gated, **options: Any) -> Redlock:
-    return Redlock(store, **{"node_timeout": LIMIT, "lease": LONG, "max_lease": LONG, **options})
 
 
 def waiting(client: Redlock, number: int) -> Coroutine[Any, Any, None]:

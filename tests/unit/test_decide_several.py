@@ -8,21 +8,28 @@ from asynclock.locks.multi import Multi
 from asynclock.rules.model import Op, Part, Queueing, Serve, State, Ticket, Verb, Verdict
 from asynclock.rules.mutex import FAIR
 from asynclock.rules.several import Several, decide_all
-from tests.unit.test_decide_queue import MEMORY, NOW, NOW_US, id_of, queue, ticket
 
-ME, *OTHERS = map(id_of, "deab")
+NOW = 1_700_000_000.0
+NOW_US = 1_700_000_000_000_000
+
+ME, *OTHERS = (letter * 32 + "|17|" for letter in "deab")
 BOTH = Multi([Part("left", FAIR), Part("right", FAIR)])
 
 
 def waiting(order: int, id: str) -> Ticket:
     """Of a waiter for both names."""
-    return ticket(id, order, span=0)
+    return Ticket(NOW_US + order, id, 3, NOW + 5, NOW + 8, span=0)
+
+
+def queue(*tickets: Ticket) -> State:
+    """A free name where these wait."""
+    return State(queue=tickets, queue_ends=NOW + 20 if tickets else 0.0)
 
 
 def asked(left: State, right: State, order: int) -> Several:
     """A try of ME, which has waited since `order`."""
     queueing = Queueing(Serve.GRANT, number=2, fresh=5.0, order=NOW_US + order)
-    op = Op(Verb.ACQUIRE, BOTH, "both", ME, 10.0, NOW_US, MEMORY, queueing=queueing)
+    op = Op(Verb.ACQUIRE, BOTH, "both", ME, 10.0, NOW_US, 3_600.0, queueing=queueing)
     return decide_all(BOTH.parts, [left, right], op, NOW, lambda tag: True)
 
 
