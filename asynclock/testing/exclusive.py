@@ -2,8 +2,8 @@
 
 Several calls run at once. Each runs in a task whose coroutine, and those of its child tasks, are sent on by `_Stepped`.
 So each await at which a call is suspended is seen: where it is in the source, and which locks the call holds there. The
-awaits inside asynclock, which waits for the lock or gives it back, do not count, and neither do joins of child tasks,
-whose own awaits are seen.
+awaits inside asynclock, which waits for the lock or gives it back, do not count, and neither do joins of tasks of the
+call, whose own awaits are seen.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 from asynclock._errors import ConfigError, LockTimeout, brief
 from asynclock.events import Acquired, LockEvent, TimedOut
@@ -33,11 +34,15 @@ if TYPE_CHECKING:
     from asynclock.events import Event
     from asynclock.protocol.hold import Tenure
 
-_JOINS = {"asyncio.tasks", "asyncio.taskgroups", "anyio._backends._asyncio"}
-"""The modules that wait for child tasks."""
-
-_NOT_JOINS = {"sleep", "checkpoint", "__sleep0"}
-"""Their functions that wait for nobody."""
+_JOINS = {
+    ("asyncio.taskgroups", "__aexit__"),
+    ("asyncio.tasks", "_wait_for_one"),  # of as_completed
+    ("anyio._backends._asyncio", "__aexit__"),  # of its task group
+    ("anyio._backends._asyncio", "start"),
+    ("anyio._core._tasks", "wait"),  # of a handle of a task, as the next one
+    ("anyio._core._tasks", "__await__"),
+}
+"""The functions that wait for child tasks, beside those of `_is_join`: their modules and names."""
 
 
 class _Key(NamedTuple):
@@ -64,6 +69,7 @@ class _Call:
         self.shared: set[str] = set()  # what it held beside others, such as a read lock
         self.awaits: dict[_Await, None] = {}
         self.inside: dict[_Stepped, str] = {}  # where its tasks are suspended now
+        self.tasks: WeakSet[asyncio.Future[Any]] = WeakSet()  # their awaits are seen
         self.refused = False
 
     def look(self) -> frozenset[_Key]:
@@ -187,7 +193,10 @@ def _stepping(calls: list[_Call], overlaps: dict[str, None]) -> Iterator[None]:
     def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         if (call := _CALL.get()) is not None:
             coro = _Stepped(coro, call, calls, overlaps)
-        return asyncio.Task(coro, loop=loop, **options) if before is None else before(loop, coro, **options)
+        task = asyncio.Task(coro, loop=loop, **options) if before is None else before(loop, coro, **options)
+        if call is not None:
+            call.tasks.add(task)
+        return task
 
     loop.set_task_factory(make)
     try:
@@ -232,14 +241,18 @@ class _Stepped(Coroutine[Any, Any, Any]):
         return getattr(self._coro, name)
 
     def _look(self, awaited: object) -> None:
-        held, frames = self._call.look(), list(_frames(self._coro))
-        if isinstance(awaited, asyncio.Task) or type(awaited).__name__ == "_GatheringFuture":
-            return
+        held, frames, tasks = self._call.look(), list(_frames(self._coro)), self._call.tasks
         mine = next((each for each in reversed(frames) if not _is_library(each)), None)
         below = frames[frames.index(mine) + 1 :] if mine is not None else frames
-        if mine is None or any(_is_join(each) for each in below) or _is_asynclock(mine):
+        if _ends_with(awaited, tasks) or any(_is_join(each, tasks) for each in below):
             return
-        place = f"{Path(mine.f_code.co_filename).name}:{mine.f_lineno} in {mine.f_code.co_name}"
+        if mine is None:  # such as a task of `wait_for`: the function that was called is the first with a public name
+            mine = next((each for each in frames if not each.f_code.co_name.startswith("_")), None)
+        elif _is_asynclock(mine):
+            return
+        place = self.__qualname__
+        if mine is not None:
+            place = f"{Path(mine.f_code.co_filename).name}:{mine.f_lineno} in {mine.f_code.co_name}"
         self._call.awaits[_Await(place, held)] = None
         self._call.inside[self] = place
         for other in self._calls:
@@ -282,5 +295,24 @@ def _is_library(frame: FrameType) -> bool:
     return top in sys.stdlib_module_names - {"__main__"} or top == "anyio" or frame.f_globals is globals()
 
 
-def _is_join(frame: FrameType) -> bool:
-    return _module(frame) in _JOINS and frame.f_code.co_name not in _NOT_JOINS
+def _is_join(frame: FrameType, tasks: WeakSet[asyncio.Future[Any]]) -> bool:
+    """Whether it waits for some of these tasks, and for nothing else."""
+    match where := (_module(frame), frame.f_code.co_name):
+        case "asyncio.tasks", "wait_for":  # up to 3.11 it awaits a future of its own; later the coroutine itself
+            return _ends_with(frame.f_locals["fut"], tasks)
+        case "asyncio.tasks", "_wait":
+            return all(_ends_with(each, tasks) for each in frame.f_locals["fs"])
+    return where in _JOINS
+
+
+def _ends_with(awaited: object, tasks: WeakSet[asyncio.Future[Any]]) -> bool:
+    """Whether it is one of these tasks, or ends with them: the result of `gather` or `shield`."""
+    if not asyncio.isfuture(awaited):
+        return False
+    if awaited in tasks:
+        return True
+    inner: list[object] = list(getattr(awaited, "_children", ()))
+    for callback, _ in getattr(awaited, "_callbacks", None) or ():
+        if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
+            inner.append(inspect.getclosurevars(callback).nonlocals["inner"])
+    return bool(inner) and all(_ends_with(each, tasks) for each in inner)

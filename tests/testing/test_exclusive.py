@@ -79,6 +79,17 @@ async def in_child_tasks() -> None:
         group.create_task(held())
 
 
+async def in_tasks_that_others_await() -> None:
+    await asyncio.shield(asyncio.create_task(held()))
+    await asyncio.shield(asyncio.gather(held()))
+    await asyncio.wait_for(asyncio.shield(asyncio.create_task(held())), 60)
+    await asyncio.wait({asyncio.create_task(held())})
+    for each in asyncio.as_completed([held()]):
+        await each
+    async with anyio.create_task_group() as group:
+        group.start_soon(held)
+
+
 async def cancelled_child_tasks() -> None:
     async with redlock("a"), anyio.create_task_group() as group:
         group.start_soon(anyio.sleep_forever)
@@ -98,7 +109,7 @@ async def another_client() -> None:
     "call",
     [
         held, decorated, once, without_an_await, several, one_try, in_a_context_manager, in_child_tasks,
-        cancelled_child_tasks, another_client,
+        in_tasks_that_others_await, cancelled_child_tasks, another_client,
     ],
 )  # fmt: skip
 async def test_a_function_that_excludes_itself(call: Callable[[], Awaitable[object]]) -> None:
@@ -157,6 +168,45 @@ async def one_lock_after_the_other() -> None:
         await work()
 
 
+async def a_queue_with_a_limit() -> None:
+    await held()
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    asyncio.get_running_loop().call_later(0.001, queue.put_nowait, 1)
+    await asyncio.wait_for(queue.get(), 60)
+
+
+async def a_task_of_the_library() -> None:
+    await held()
+    await asyncio.create_task(asyncio.sleep(0.001))
+
+
+async def a_task_group_of_anyio() -> None:
+    await held()
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.sleep, 0.001)
+
+
+async def an_event_of_anyio() -> None:
+    await held()
+    event = anyio.Event()
+    asyncio.get_running_loop().call_soon(event.set)
+    await event.wait()
+
+
+async def futures() -> None:
+    await held()
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.set_result, None)
+    await asyncio.wait({future})
+
+
+async def a_shielded_future() -> None:
+    await held()
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.set_result, None)
+    await asyncio.shield(future)
+
+
 @faked
 @pytest.mark.parametrize(
     ("call", "says"),
@@ -170,6 +220,12 @@ async def one_lock_after_the_other() -> None:
         (a_name_for_each_call_and_no_await, r"different locks: call 1 held 'order:\d+'; call 2 held 'order:\d+'"),
         (readers, "held no lock, but a read lock of 'a', which others can hold beside it"),
         (two_permits, "held no lock, but a semaphore of 'a'"),
+        (a_queue_with_a_limit, r"in (get|a_queue_with_a_limit) without a lock"),  # up to 3.11 it is a task of its own
+        (a_task_of_the_library, r"awaited at tasks.py:\d+ in sleep without a lock"),
+        (a_task_group_of_anyio, "in sleep without a lock"),
+        (an_event_of_anyio, "in an_event_of_anyio without a lock"),
+        (futures, "in futures without a lock"),
+        (a_shielded_future, "in a_shielded_future without a lock"),
         (one_lock_after_the_other, r"held no lock all the time: 'a' at .* in work; 'b' at"),
     ],
 )
@@ -178,6 +234,36 @@ async def test_a_function_that_does_not(call: Callable[[], Awaitable[object]], s
     with pytest.raises(AssertionError, match=r"^the calls do not exclude each other:\n") as caught:
         await assert_exclusive(call, tasks=2)
     assert pytest.RaisesExc(AssertionError, match=f"(?s){says}").matches(caught.value), caught.value
+
+
+@faked
+async def test_awaits_of_a_task_that_is_not_its_own() -> None:
+    """A call that waits for a task from before, which nobody looks at, awaits without a lock."""
+    background = asyncio.create_task(asyncio.sleep(0.01))
+
+    async def call() -> None:
+        await held()
+        await background
+
+    with pytest.raises(AssertionError, match="in call without a lock"):
+        await assert_exclusive(call)
+
+
+@faked
+async def test_awaits_of_a_stream(server: Server) -> None:
+    """As those of an HTTP client that uses anyio: they are outside of the lock here."""
+    async with contextlib.AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(await anyio.connect_unix(server.path)) for _ in range(2)]
+        left = iter(streams)
+
+        async def call() -> None:
+            stream = next(left)
+            async with redlock("a"):
+                await stream.send(b"PING\r\n")
+            assert await stream.receive()
+
+        with pytest.raises(AssertionError, match="in call without a lock"):
+            await assert_exclusive(call, tasks=2)
 
 
 async def test_a_call_that_never_got_in(store: FakeStore) -> None:
