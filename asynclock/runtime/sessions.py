@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Collection, Sequence
 
+    from asynclock._time import Clock
     from asynclock.protocol.hold import Tenure
     from asynclock.runtime.session import Session
     from asynclock.stores.port import Store
@@ -140,10 +141,18 @@ class Sessions:
 
 def all_tenures() -> list[Tenure]:
     """The tenures that are held now in this event loop, of all clients. For `asynclock.testing`."""
-    loop = running_loop()
-    sessions = [session for each in list(_all_sessions) if (session := each.of(loop)) is not None]
+    sessions = _all_of(running_loop())
     holds = [hold for session in sessions for hold in session.machine.holds.in_slices() if hold is not None]
     return [tenure for hold in holds for tenure in hold.tenures if tenure.held]
+
+
+def all_clocks() -> list[Clock]:
+    """Those of the clients that are in use in this event loop. For `asynclock.testing`."""
+    return [session.clock for session in _all_of(running_loop()) if not session.closed]
+
+
+def _all_of(loop: asyncio.AbstractEventLoop) -> list[Session]:
+    return [session for each in list(_all_sessions) if (session := each.of(loop)) is not None]
 
 
 class Place(NamedTuple):

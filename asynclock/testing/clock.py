@@ -293,6 +293,13 @@ class FakeClock:
         await asyncio.wait({found}, timeout=_FOREIGN)
         return found.result() if found.done() and not found.cancelled() else None
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether nobody moves it now, and it does not move by itself."""
+        if self._joined:
+            return self._joined.stands_still
+        return self._pause is None and (self._last is None or self._last.done())
+
     # -- time that passes by itself ------------------------------------------------------------------------------
 
     def autojump(self, pause: float | None) -> None:

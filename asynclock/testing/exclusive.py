@@ -25,7 +25,8 @@ from asynclock.locks.decorators import Skipped
 from asynclock.rules.model import parts_of
 from asynclock.runtime.observers import observe_all
 from asynclock.runtime.session import session_of
-from asynclock.runtime.sessions import all_tenures
+from asynclock.runtime.sessions import all_clocks, all_tenures
+from asynclock.testing.clock import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -43,6 +44,14 @@ _JOINS = {
     ("anyio._core._tasks", "__await__"),
 }
 """The functions that wait for child tasks, beside those of `_is_join`: their modules and names."""
+
+
+_LOOK = 0.2
+"""Seconds of real time between two looks whether the calls can go on."""
+
+_LOOKS = 10
+"""So many looks in a row show that they cannot: another thread may be about to end their wait, or the event loop was
+blocked between two of them."""
 
 
 class _Key(NamedTuple):
@@ -118,7 +127,8 @@ async def assert_exclusive(call: Callable[[], Awaitable[object]], /, *, tasks: i
     """Run `call` in so many tasks at once. Raises AssertionError, which says what was seen, unless
 
     - each call held one lock alone at each of its awaits, and it was the same lock in all calls;
-    - no two calls were inside at the same time.
+    - no two calls were inside at the same time;
+    - all calls came to an end. (With a FakeStore it is seen that none can go on.)
 
     A call that is refused, with LockTimeout, with None of `acquire` or with Skipped, counts as excluded. Any other
     exception of a call is raised. Code between two awaits is not seen: let a mock that stands for I/O await something.
@@ -131,7 +141,7 @@ async def assert_exclusive(call: Callable[[], Awaitable[object]], /, *, tasks: i
     stop = observe_all(_told)
     try:
         with _stepping(calls, overlaps):
-            results = await asyncio.gather(*(_run(each, call) for each in calls), return_exceptions=True)
+            results = await _results(calls, call)
     finally:
         stop()
     ran = [each for each, result in zip(calls, results, strict=True) if not _excluded(each, result)]
@@ -156,6 +166,51 @@ def _problems(ran: Sequence[_Call]) -> Iterator[str]:
     if len(without) == len(ran) and not set.intersection(*(each.throughout for each in ran)):
         held = "; ".join(f"call {each.number} held {_names(each.throughout)}" for each in ran)
         yield f"they held different locks: {held}"
+
+
+async def _results(calls: Sequence[_Call], call: Callable[[], Awaitable[object]]) -> list[object]:
+    """Of all calls. Raises AssertionError if none of them can go on."""
+    loop = asyncio.get_running_loop()
+    running = asyncio.gather(*(_run(each, call) for each in calls), return_exceptions=True)
+    timer: asyncio.TimerHandle
+    problem = ""
+
+    def look(before: dict[asyncio.Future[Any], object], times: int) -> None:
+        nonlocal timer, problem
+        tasks = [task for each in calls for task in each.tasks if not task.done()]
+        waits: dict[asyncio.Future[Any], object] = {task: getattr(task, "_fut_waiter", None) for task in tasks}
+        times = times + 1 if waits == before and _only_wait(calls) else 0
+        if times == _LOOKS:
+            problem = _deadlock(calls)
+            running.cancel()
+            return
+        timer = loop.call_later(_LOOK, look, waits, times)
+
+    timer = loop.call_later(_LOOK, look, {}, 0)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        if problem:
+            raise AssertionError(problem) from None
+        raise
+    finally:
+        timer.cancel()
+
+
+def _only_wait(calls: Sequence[_Call]) -> bool:
+    """Whether all of them wait for locks, or for each other, and no time passes."""
+    clocks = all_clocks()
+    standing = clocks and all(isinstance(each, FakeClock) and each.stands_still for each in clocks)
+    return bool(standing) and not any(each.inside for each in calls)
+
+
+def _deadlock(calls: Sequence[_Call]) -> str:
+    held = [f"call {each.number} holds {_names(keys)}" for each in calls if (keys := each.look())]
+    return (
+        f"no call can go on: the calls wait for locks, and {'; '.join(held) or 'no call holds one'}. If calls wait for "
+        f"each other, let all of them take the locks in one order. If they wait for time, such as a min_hold, let it "
+        f"pass: FakeStore(autojump=0)"
+    )
 
 
 async def _run(watched: _Call, call: Callable[[], Awaitable[object]]) -> object:

@@ -266,6 +266,36 @@ async def test_awaits_of_a_stream(server: Server) -> None:
             await assert_exclusive(call, tasks=2)
 
 
+async def rested() -> None:
+    async with redlock("a", min_hold=10):
+        await work()
+
+
+async def in_two_orders() -> None:
+    first, second = ("a", "b") if next(numbers) % 2 else ("b", "a")
+    async with redlock(first):
+        await work()
+        async with redlock(second):
+            await work()
+
+
+@faked
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [(rested, "no call holds one.*autojump=0"), (in_two_orders, r"call \d holds '[ab]'; call \d holds '[ab]'")],
+)
+async def test_calls_that_cannot_go_on(call: Callable[[], Awaitable[object]], says: str) -> None:
+    """The time of the store stands still, so they would wait for ever. The error says for what."""
+    with pytest.raises(AssertionError, match=f"no call can go on: .*{says}"):
+        await assert_exclusive(call, tasks=2)
+
+
+async def test_calls_that_wait_for_time() -> None:
+    """They come to an end if time passes by itself."""
+    with use(FakeStore(autojump=0)):
+        await assert_exclusive(rested)
+
+
 async def test_a_call_that_never_got_in(store: FakeStore) -> None:
     """It says nothing about the function."""
     store.busy("a")
