@@ -216,8 +216,11 @@ class FakeClock:
             await _end_of(before)
         end = self._now + seconds
         await self._settled_everywhere()
-        while await self._step(end):
+        while not self._joined and await self._step(end):
             pass
+        if self._joined:  # a client was first used meanwhile; `_now` is when
+            await self._joined.advance(end - self._now)
+            return
         self._now = max(self._now, end)
         await self._settled_everywhere()
 

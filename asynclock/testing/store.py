@@ -82,6 +82,8 @@ class FakeStore(MemoryStore):
         self._nodes: WeakSet[FakeNode] = WeakSet()
         self._prefixes = {"lock:": None}  # of its clients; a dict keeps their order
         self._busy: set[str] = set()  # names that another owner holds
+        self._freed: set[str] = set()  # names that it gives back once the store is up
+        self._cuts = 0  # so often its connections were cut
         self._alone = True
         self._waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}  # for a change of `_server`
 
@@ -106,19 +108,20 @@ class FakeStore(MemoryStore):
         check_name(name)
         with self._guard:
             self._busy.add(name)
+            self._freed.discard(name)
             for prefix in self._prefixes:
                 self._occupy(prefix, Part(name, MUTEX))
 
     def free(self, name: str) -> None:
-        """The other owner gives `name` back, and the next waiter enters. Raises LockNotHeld without `busy` before."""
+        """The other owner gives `name` back, and the next waiter enters; if the store is down or hangs, once it is up.
+        Raises LockNotHeld without `busy` before."""
         with self._guard:
             if name not in self._busy:
                 raise LockNotHeld(f"{brief(name)} is not busy: call busy() before free()", name=name)
             self._busy.remove(name)
-            for prefix in self._prefixes:
-                for hold in self._states.get(prefix + name, State()).holds:
-                    if _is_busy(hold):
-                        self._release(prefix, name, hold)
+            self._freed.add(name)
+            if self._server is _Server.UP:
+                self._release_freed()
 
     def lose(self, name: str) -> None:
         """The hold of `name` is gone from the store, as after an eviction. Its holder learns of it as in production, at
@@ -136,12 +139,14 @@ class FakeStore(MemoryStore):
         self._disconnect(ConnectionError(f"{self.label} is down"))
 
     def hang(self) -> None:
-        """The store answers no more. A request of the last 5 s is carried out when it is up again."""
+        """The store answers no more. `up` carries out the requests of the last 5 s; `down` and `restart` drop them."""
         self._become(_Server.HANGING)
 
     def up(self) -> None:
         """The store answers again, after `down` or `hang`. Its clients connect at once."""
         self._become(_Server.UP)
+        with self._guard:
+            self._release_freed()
         for node in list(self._nodes):
             node.call(node.connect_again)
         self.clock.let_pass(_CONNECTED)
@@ -153,6 +158,7 @@ class FakeStore(MemoryStore):
         with self._guard:
             self._states.clear()
             self._busy.clear()
+            self._freed.clear()
             self._server = _Server.UP
         self._disconnect(Reconnecting(f"{self.label} has restarted"))
         self.up()
@@ -164,7 +170,10 @@ class FakeStore(MemoryStore):
             raise ConfigError(f"{self.label} needs the clock of a FakeStore: give its client no store with another one")
         self.clock.join(config.clock)
         self._alone = config.quarantine is None
-        self._prefixes[config.prefix] = None
+        with self._guard:
+            self._prefixes[config.prefix] = None
+            for name in self._busy:
+                self._occupy(config.prefix, Part(name, MUTEX))
         node = FakeNode(self, config)
         self._nodes.add(node)
         return node
@@ -178,12 +187,26 @@ class FakeStore(MemoryStore):
         raise ConnectionError(f"{self.label} is down")
 
     async def _transact_later(self, keys: Sequence[str], step: Step) -> None:
-        until = self._time.now() + ANSWER_TIMEOUT
-        while self._server is _Server.HANGING and (left := until - self._time.now()) > 0:
+        await self._hung()
+        self.transact(keys, step)
+
+    async def _hung(self) -> None:
+        """Return once it hangs no more. Raises OSError if the connection was cut meanwhile, or after the time in which
+        a server has to answer."""
+        until, cuts = self._time.now() + ANSWER_TIMEOUT, self._cuts
+        while self._server is _Server.HANGING and self._cuts == cuts and (left := until - self._time.now()) > 0:
             await self._changed(_Server.HANGING, left)
+        if self._cuts != cuts:
+            raise ConnectionError(f"{self.label} has cut the connection")
         if self._server is _Server.HANGING:
             raise TimeoutError(f"{self.label} did not answer within {ANSWER_TIMEOUT:g} s")
-        self.transact(keys, step)
+
+    async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
+        if self._server is _Server.HANGING:
+            await self._hung()
+        if self._server is _Server.DOWN:
+            raise ConnectionError(f"{self.label} is down")
+        return await super().keys(begin, cursor)
 
     def _step(self, step: Step, states: Sequence[State], now: float) -> Change:
         change = step(states, now)
@@ -234,6 +257,7 @@ class FakeStore(MemoryStore):
     def _become(self, server: _Server) -> None:
         with self._guard:
             self._server = server
+            self._cuts += server is _Server.DOWN
             waiting = list(self._waiting.items())
         for change, loop in waiting:
             with suppress(RuntimeError):  # the loop was closed meanwhile
@@ -266,6 +290,14 @@ class FakeStore(MemoryStore):
         )
         fence, now = max(state.fence + 1, wall), self.now()
         self._states[prefix + part.name] = replace(state, holds=holds, fence=fence, fence_ends=now + _MEMORY)
+
+    def _release_freed(self) -> None:
+        for name in self._freed:
+            for prefix in self._prefixes:
+                for hold in self._states.get(prefix + name, State()).holds:
+                    if _is_busy(hold):
+                        self._release(prefix, name, hold)
+        self._freed.clear()
 
     def _release(self, prefix: str, name: str, hold: Entry) -> None:
         serve = QUIET[Serve.GRANT if self._alone else Serve.WAKE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from collections.abc import Sequence
 from contextlib import aclosing
 from sys import _getframe as frame_at
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 
 from asynclock import ConfigError, Health, LockLost, LockNotHeld, LockTimeout, QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
+from asynclock.rules.model import State
 from asynclock.runtime import shutdown
 from asynclock.stores import MemoryStore
+from asynclock.stores.transactional import Change
 from asynclock.testing import FakeStore
 from tests.support.waiters import LIMIT
 
@@ -67,6 +70,52 @@ async def test_busy_says_who_holds_it() -> None:
         assert await client.break_lock("a")
         async with client("a", timeout=0):
             pass
+
+
+async def test_busy_before_the_first_use() -> None:
+    """`inspect` of a client with another prefix shows the other owner, and `free` lets the client in."""
+    store = FakeStore()
+    store.busy("a")
+    async with Redlock(store, prefix="mine:") as client:
+        assert [each.host for each in (await client.inspect("a")).holders] == ["another-host"]
+        assert await client("a").acquire(timeout=0) is None
+        store.free("a")
+        assert not (await client.inspect("a")).holders
+
+
+@pytest.mark.parametrize("fault", ["down", "hang"])
+@pytest.mark.parametrize("nodes", NODES)
+async def test_free_while_the_store_cannot_answer(fault: str, nodes: int) -> None:
+    """The waiter enters once it is up, and not before."""
+    stores = [FakeStore() for _ in range(nodes)]
+    for each in stores:
+        each.busy("a")
+    async with Redlock(*stores) as client:
+        waiting = asyncio.create_task(client("a").acquire(timeout=50))
+        await stores[0].advance(1)
+        for each in stores:
+            getattr(each, fault)()
+            each.free("a")
+        await stores[0].advance(2)
+        assert not waiting.done()
+        for each in stores:
+            each.up()
+        lease = await waiting
+        assert lease is not None
+        await lease.release()
+
+
+async def test_busy_again_before_the_store_is_up() -> None:
+    """It stays busy."""
+    store = FakeStore()
+    store.busy("a")
+    async with Redlock(store) as client:
+        store.down()
+        store.free("a")
+        store.busy("a")
+        store.up()
+        await store.advance(1)
+        assert await client("a").acquire(timeout=0) is None
 
 
 async def test_busy_takes_a_lock_away() -> None:
@@ -243,6 +292,44 @@ async def test_hang_and_up() -> None:
         store.up()
         async with client("a", timeout=0):
             pass
+
+
+@pytest.mark.parametrize("fault", ["restart", "down"])
+async def test_a_request_that_hangs_is_lost_with_its_connection(fault: str) -> None:
+    """It is not carried out when the store is up again."""
+    store, carried_out = FakeStore(), list[float]()
+
+    def step(states: Sequence[State], now: float) -> Change:
+        carried_out.append(now)
+        return Change(states)
+
+    store.hang()
+    hanging = asyncio.create_task(store.transact(["lock:a"], step))
+    await store.advance(1)
+    getattr(store, fault)()
+    store.up()
+    with pytest.raises(ConnectionError):
+        await hanging
+    assert not carried_out
+
+
+@pytest.mark.parametrize(("fault", "says"), [("down", "is down"), ("hang", "did not answer")])
+async def test_holders_of_a_store_that_cannot_answer(fault: str, says: str) -> None:
+    """An error, and not an empty list."""
+    store = FakeStore()
+    async with Redlock(store) as client:
+        getattr(store, fault)()
+
+        async def names() -> list[str]:
+            return [each.name async for each in client.holders()]
+
+        asking = asyncio.create_task(names())
+        await store.advance(6)
+        with pytest.raises(QuorumUnavailable, match=says):
+            await asking
+        store.up()
+        await store.advance(1)
+        assert await names() == []
 
 
 async def test_a_hanging_store_at_the_first_use() -> None:

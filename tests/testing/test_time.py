@@ -106,6 +106,37 @@ async def test_movements_at_the_same_time_follow_each_other() -> None:
     assert store.clock.now() - began == 12
 
 
+@pytest.mark.parametrize("first", [0, 4])
+async def test_a_movement_of_a_store_whose_client_is_first_used_meanwhile(first: float) -> None:
+    """That client has another store before it. The movement goes on with what is left, for all its stores."""
+    stores = [FakeStore() for _ in range(3)]
+    clocks = [each.clock for each in stores]
+    ended = asyncio.Event()
+    if first:
+        clocks[1].call_at(clocks[1].now() + first, ended.set)
+    else:
+        ended.set()
+
+    async def pay() -> float:
+        await ended.wait()
+        with pytest.raises(LockTimeout) as caught:
+            async with redlock("order:42", timeout=5):
+                pass
+        return caught.value.waited
+
+    for each in stores:
+        each.busy("order:42")
+    with use(*stores):
+        began = [each.now() for each in clocks]
+        paying = asyncio.create_task(pay())
+        another = asyncio.create_task(stores[1].advance(1))
+        await stores[1].advance(first + 6)
+        await another
+        assert [each.now() - then for each, then in zip(clocks, began, strict=True)] == [7, first + 7, 7]
+        assert paying.done()
+        assert await paying == 5
+
+
 async def test_time_moves_without_a_client() -> None:
     """While nothing is connected; and a wrong number is refused."""
     store = FakeStore()
