@@ -54,8 +54,9 @@ async def fenced(
 
     `lease`: default is that of the block that encloses the call, held or not. Raises StaleToken if it changed no row,
     or the driver cannot tell (-1), and a row of its WHERE clause has a greater token. No row at all: the result has
-    rowcount 0. Raises ConfigError outside of a block without a lease, and for an UPDATE with RETURNING; Unsupported
-    with fencing=False, and the errors of SQLAlchemy. The caller commits.
+    rowcount 0. Raises ConfigError outside of a block without a lease, for an UPDATE with RETURNING or of another table
+    than that of the column, and for a column that is too small for a token; Unsupported with fencing=False, and the
+    errors of SQLAlchemy. The caller commits.
     """
     own: Any = session
     if not hasattr(own, "run_sync"):  # an async_scoped_session: it returns its session
@@ -74,6 +75,7 @@ def fenced_sync(
     """As `fenced`, for a Session or a Connection that is not async."""
     held = _lease(lease)
     result: Any = session.execute(_update(statement, column, held.fence))
+    _check_size(getattr(result, "connection", None), column)
     if result.rowcount <= 0:  # -1: SQLite's driver does not count the rows of an UPDATE that begins with WITH
         # Where the UPDATE ran: a session may send a SELECT to a replica, which does not have the token yet. The result
         # of a session with shards has no connection; it sends both statements to the same shards.
@@ -87,7 +89,7 @@ def fenced_sync(
 def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None = None, /, **values: Any) -> int:
     """`queryset.update(**values)` of Django, for the rows whose `field` is NULL or not greater than the token; sets it
     to the token. Returns the number of rows. Raises as `fenced`; ConfigError also if the field or a value is in the
-    table of a parent model."""
+    table of a parent model, or the field is too small for a token."""
     from django.db import router, transaction
 
     held = _lease(lease)
@@ -95,6 +97,7 @@ def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None =
     _in_one_table(queryset, values)
     # Both statements go to one database: a router may send a read to a replica, which does not have the token yet.
     queryset = queryset.using(queryset._db or router.db_for_write(queryset.model, **queryset._hints))  # noqa: SLF001
+    _check_range(queryset, field, held.fence)
     if queryset.query.count_active_tables() > 1:
         queryset = _of_one_table(queryset)
     rows: int = queryset.filter(_not_greater(field, held.fence)).update(**values)
@@ -120,9 +123,13 @@ async def afenced_update(queryset: QuerySet[Any], field: str, lease: Lease | Non
 async def fenced_set(client: Redis | RedisCluster, key: str, value: bytes | str, lease: Lease | None = None, /) -> None:
     """SET the key, unless it was set under a greater token. The token is kept in a key beside it, `{KEY}:fence` with
     the braces, in the same slot of a cluster and without an expiry. (No such key exists for a KEY with a closing brace
-    and without a hash tag: a cluster refuses that one.) Raises StaleToken, ConfigError, Unsupported, and the errors of
-    redis-py."""
+    and without a hash tag: a cluster refuses that one.) A pipeline is a ConfigError. Raises StaleToken, ConfigError,
+    Unsupported, and the errors of redis-py."""
     held = _lease(lease)
+    if any(each.__name__ in {"Pipeline", "ClusterPipeline"} for each in type(client).__mro__):
+        raise ConfigError(
+            "a pipeline does not tell before its end whether the token is stale: give fenced_set its client"
+        )
     if await client.eval(_SET, 2, key, _beside(key), value, str(held.fence)):
         raise _stale(held, key)
 
@@ -134,7 +141,8 @@ _TAGGED = re.compile(r"[^{]*\{[^}]+\}")
 def _beside(key: str) -> str:
     """The key of its token."""
     if not _TAGGED.match(key):
-        return f"{{{key}}}:fence"
+        # `{x}{}:fence` is that of the key `{x}`. No key is in the slot of the key `x}{`, which a cluster refuses.
+        return f"{key}:fence" if key.endswith("}{") else f"{{{key}}}:fence"
     # `{x}:fence` is that of the key `x`. The empty tag is none: the slot is that of the first one.
     return f"{key}{{}}:fence" if key.startswith("{") and key.endswith("}") else f"{key}:fence"
 
@@ -165,11 +173,31 @@ def _update(statement: Update, column: Any, token: int) -> Update:
             "an UPDATE with RETURNING does not always tell how many rows it changed: leave RETURNING out, and read the "
             "row in the same transaction"
         )
+    table = getattr(column, "table", None)  # None: a column that only has a name
+    if table is not None and table != statement.table:
+        # MySQL and MariaDB would compare the token in any row of that table, and not in that of the row.
+        raise ConfigError(
+            f"{column} is in the table {table}, and the UPDATE is of {statement.table}: no single statement compares "
+            f"the token of a row and writes it. Keep the token and the values in one table, and update that one"
+        )
     if "synchronize_session" not in statement.get_execution_options():
         # The default of a session compares the token that an object was loaded with: the object would get values that
         # the database has refused. On a Connection the option does nothing.
         statement = statement.execution_options(synchronize_session="fetch")
     return statement.where(column.is_(None) | (column <= token)).values({column: token})
+
+
+def _check_size(connection: Connection | None, column: Any) -> None:
+    """MySQL and MariaDB with a sql_mode that is not strict store the greatest number that fits in place of a token that
+    does not, so all tokens would be equal. Other databases refuse it, and an INTEGER of SQLite has 64 bits. A session
+    may choose the database for each statement, so the dialect is known after the UPDATE only."""
+    from sqlalchemy import BigInteger, Integer
+
+    if connection is None or connection.dialect.name not in {"mysql", "mariadb"}:
+        return
+    kind = column.type.dialect_impl(connection.dialect)
+    if isinstance(kind, Integer) and not isinstance(kind, BigInteger):
+        raise ConfigError(f"{column} is {kind!r}, and a token needs 64 bits: make it a BigInteger, and roll back")
 
 
 def _forget(session: Session | Connection, statement: Update, column: Any, token: int) -> None:
@@ -205,6 +233,18 @@ def _in_one_table(queryset: QuerySet[Any], fields: Iterable[str]) -> None:
                 f"single statement compares the token and writes it. Keep the token and the values in one table, and "
                 f"give the queryset of its model"
             )
+
+
+def _check_range(queryset: QuerySet[Any], field: str, token: int) -> None:
+    """Django leaves out a condition that compares with a number beyond the range of its field. MySQL and MariaDB with a
+    sql_mode that is not strict then store the greatest number that fits."""
+    from django.db import connections, models
+
+    found = queryset.model._meta.get_field(field)  # noqa: SLF001
+    if isinstance(found, models.IntegerField):
+        greatest = connections[queryset.db].ops.integer_field_range(found.get_internal_type())[1]
+        if greatest is not None and token > greatest:
+            raise ConfigError(f"{field!r} is too small for a token, which needs 64 bits: make it a BigIntegerField")
 
 
 def _of_one_table(queryset: QuerySet[Any]) -> QuerySet[Any]:

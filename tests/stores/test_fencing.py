@@ -10,20 +10,24 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import redis as redis_sync
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import RedisClusterException
 from sqlalchemy import (
     BigInteger,
     Column,
     Engine,
+    ForeignKey,
     Integer,
     MetaData,
+    SmallInteger,
     String,
     Table,
     Update,
     create_engine,
     func,
     select,
+    text,
     update,
 )
 from sqlalchemy.ext.asyncio import (
@@ -34,6 +38,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, registry
+from sqlalchemy.types import TypeEngine
 
 from asynclock import ConfigError, Lease, LockLost, Redlock, Unsupported, blocking
 from asynclock.fencing import StaleToken, fenced, fenced_set, fenced_sync
@@ -54,9 +59,10 @@ class Order(Base):
     fence: Mapped[int | None] = mapped_column(BigInteger)
 
 
-def table() -> Table:
+def table(kind: TypeEngine[int] | None = None) -> Table:
     """A table that no other test uses: all workers share one server of each kind."""
-    columns = Column("id", Integer, primary_key=True), Column("state", String(20)), Column("fence", BigInteger)
+    fence = Column("fence", kind or BigInteger())
+    columns = Column("id", Integer, primary_key=True), Column("state", String(20)), fence
     return Table(f"fenced_{os.getpid()}_{next(_numbers)}", MetaData(), *columns)
 
 
@@ -335,6 +341,69 @@ async def test_an_update_with_returning_is_refused(tmp_path: Any, leases: tuple[
     await engine.dispose()
 
 
+class OwnBase(DeclarativeBase):
+    """Of tables that no other process uses."""
+
+
+class Note(OwnBase):
+    __tablename__ = f"fenced_notes_{os.getpid()}"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(20))
+    fence: Mapped[int | None] = mapped_column(BigInteger)
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "note"}  # noqa: RUF012 - as SQLAlchemy's page
+
+
+class Letter(Note):
+    __tablename__ = f"fenced_letters_{os.getpid()}"
+    id: Mapped[int] = mapped_column(ForeignKey(Note.id), primary_key=True)
+    state: Mapped[str] = mapped_column(String(20))
+    seal: Mapped[int | None] = mapped_column(BigInteger)
+    __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012 - as SQLAlchemy's page
+
+
+class Memo(Note):
+    __mapper_args__ = {"polymorphic_identity": "memo"}  # noqa: RUF012 - as SQLAlchemy's page
+
+
+def test_a_column_of_another_table_is_refused(mariadb_url: str, leases: tuple[Lease, Lease]) -> None:
+    """MariaDB would update both tables without a join. A column of the same table is not refused, whether it is named
+    by a class, by its parent in one table, or by an alias."""
+    older, newer = leases
+    engine = create_engine(f"mysql+pymysql://{mariadb_url.partition('://')[2]}")
+    OwnBase.metadata.create_all(engine)
+    letters = update(Letter).where(Letter.id == 1).values(state="late")
+    with Session(engine) as session:
+        session.add_all([Letter(id=1, state="new", fence=newer.fence), Memo(id=2)])
+        session.commit()
+        with pytest.raises(ConfigError, match=r"fence is in the table fenced_notes_\d+, .* of fenced_letters_\d+"):
+            fenced_sync(session, letters, Letter.fence, older)
+        session.rollback()
+        assert session.get_one(Letter, 1).state == "new"
+        for seal in (Letter.seal, Letter.__table__.c.seal):
+            assert fenced_sync(session, letters, seal, newer).rowcount == 1
+        other = Note.__table__.alias()
+        for changed, fence in ((update(Memo), Note.fence), (update(Note), Note.fence), (update(other), other.c.fence)):
+            assert fenced_sync(session, changed.values(kind="memo"), fence, newer).rowcount >= 1
+        session.rollback()
+    OwnBase.metadata.drop_all(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", [Integer(), SmallInteger(), BigInteger().with_variant(Integer(), "mysql", "mariadb")])
+async def test_a_column_that_is_too_small_for_a_token(mariadb_url: str, leases: tuple[Lease, Lease], kind: Any) -> None:
+    """MariaDB without strict mode stores the greatest number that fits: then no token would be stale."""
+    orders = table(kind)
+    engine = create_async_engine(f"mysql+asyncmy://{mariadb_url.partition('://')[2]}")
+    async with engine.connect() as connection:
+        await connection.execute(text("SET sql_mode = ''"))
+        await connection.run_sync(orders.metadata.create_all)
+        await connection.execute(orders.insert().values(id=42, state="new"))
+        changed = update(orders).where(orders.c.id == 42).values(state="paid")
+        with pytest.raises(ConfigError, match="a token needs 64 bits"):
+            await fenced(connection, changed, orders.c.fence, leases[1])
+    await engine.dispose()
+
+
 async def test_criteria_that_only_the_database_evaluates(tmp_path: Any, leases: tuple[Lease, Lease]) -> None:
     """The ORM then fetches the rows that changed, with RETURNING; the older token is refused all the same."""
     older, newer = leases
@@ -376,15 +445,34 @@ async def test_a_key_of_redis(shared_urls: list[str], name: str, leases: tuple[L
             await fenced_set(redis, name, "too late", newer)
 
 
+async def test_a_pipeline_is_refused(
+    shared_urls: list[str], shared_cluster: Cluster, name: str, leases: tuple[Lease, Lease]
+) -> None:
+    """And the write is not queued: a pipeline cannot tell whether the token is stale."""
+    host, port = shared_cluster.members[0].address.split(":")
+    async with Redis.from_url(shared_urls[0]) as redis, RedisCluster(host=host, port=int(port)) as cluster:
+        for client in (redis, cluster):
+            own: Any = client.pipeline()
+            with pytest.raises(ConfigError, match="pipeline"):
+                await fenced_set(own, name, "paid", leases[1])
+            assert await own.execute() == []
+    blocking_clients: list[Any] = [redis_sync.Redis.from_url(shared_urls[0]), redis_sync.RedisCluster(host, int(port))]
+    for each in blocking_clients:
+        with each, pytest.raises(ConfigError, match="pipeline"):
+            await fenced_set(each.pipeline(), name, "paid", leases[1])
+
+
 async def test_a_key_in_braces_has_a_token_of_its_own(
     shared_urls: list[str], name: str, leases: tuple[Lease, Lease]
 ) -> None:
-    """The token of the key without the braces belongs to another lock."""
+    """The token of the key without the braces belongs to another lock, and so does that of a key with them turned
+    round."""
     older, newer = leases
     async with Redis.from_url(shared_urls[0]) as redis:
-        await fenced_set(redis, name, "newer", newer)
+        for key in (name, f"{name}}}{{"):
+            await fenced_set(redis, key, "newer", newer)
         await fenced_set(redis, f"{{{name}}}", "older", older)
-        assert await redis.mget(name, f"{{{name}}}") == [b"newer", b"older"]
+        assert await redis.mget(name, f"{name}}}{{", f"{{{name}}}") == [b"newer", b"newer", b"older"]
 
 
 @pytest.mark.parametrize("pattern", ["{}", "shop:{{{}}}:order", "{{{}}}"])
