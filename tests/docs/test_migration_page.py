@@ -26,29 +26,29 @@ class Sku(str):
 
 
 OLD = [
-    (Shop.BERLIN, "shop:{value}", "shop:BERLIN"),
+    (0, Shop.BERLIN, "shop:{value}", "shop:BERLIN"),
     (
+        1,
         datetime(2026, 1, 2, 17, tzinfo=timezone(timedelta(hours=9))),
         "slot:{value}",
         "slot:2026-01-02T17%3A00%3A00+09%3A00",
     ),
-    (Sku("7"), "item:{value}", "item:sku 7"),
-    (True, "report:{value}", "report:True"),
+    (2, Sku("7"), "item:{value}", "item:sku 7"),
+    (2, Sku("7:8"), "item:{value}", "item:sku 7%3A8"),
+    (2, Sku("7/8"), "item:{value}", "item:sku 7%2F8"),
+    (2, Sku("7%3A"), "item:{value}", "item:sku 7%253A"),
+    (3, True, "report:{value}", "report:True"),
 ]
-"""A value, the template, and the name that version 0.1 made of them."""
+"""The number of the function, a value, the template, and the name that version 0.1 made of them."""
 
 
-@pytest.mark.parametrize(
-    ("function", "value", "template", "name"), [(f, *o) for f, o in zip(FUNCTIONS, OLD, strict=True)]
-)
-def test_a_function_of_the_page_keeps_the_old_name(
-    function: Callable[[object], str], value: object, template: str, name: str
-) -> None:
+@pytest.mark.parametrize(("number", "value", "template", "name"), OLD)
+def test_a_function_of_the_page_keeps_the_old_name(number: int, value: object, template: str, name: str) -> None:
     """In the place of a template, which gives another name now."""
 
     async def call(value: object) -> None: ...
 
-    assert namer(function, call)(value) == name
+    assert namer(FUNCTIONS[number], call)(value) == name
     try:
         assert namer(template, call)(value) != name
     except TypeError:
