@@ -47,6 +47,10 @@ payments = Table(
 )
 
 
+_GREATEST = 2**31 - 1
+"""The greatest number that a column of PostgreSQL's type Integer has. A query for a greater one fails."""
+
+
 class Declined(Exception):
     """The provider takes no money for this order, and says why. To ask again does not help."""
 
@@ -68,6 +72,8 @@ class Orders:
     async def pay(self, order_id: int) -> str | None:
         """The receipt of the order, which is paid if it was not yet. None: there is no such order. Raises Declined,
         NoAnswer and Refused."""
+        if not 0 < order_id <= _GREATEST:
+            return None
         async with self._database.connect() as database:
             found = select(orders.c.amount, payments.c.receipt).outerjoin_from(orders, payments)
             order = (await database.execute(found.where(orders.c.id == order_id))).first()

@@ -214,6 +214,20 @@ async def test_what_the_provider_refuses(
             await until(logged)
 
 
+@both_shops
+async def test_an_order_that_does_not_exist(
+    start: Start, shared_urls: list[str], provider: Provider, database: str, example: str
+) -> None:
+    """Not found, also for a number that is too great for the column."""
+    app = start(shared_urls[:1], example, "--port", str(port := free_port()), PROVIDER_URL=provider.url)
+    app.port = port
+    app.serves()
+    async with aiohttp.ClientSession() as http:
+        for order in (99, 0, 2**31, 99999999999, 10**30):
+            async with http.post(f"http://127.0.0.1:{port}/orders/{order}/pay") as answer:
+                assert answer.status == 404, await answer.text()
+
+
 @pytest.mark.timeout(180)
 @both_shops
 async def test_each_order_is_paid_and_recorded_once(

@@ -275,6 +275,26 @@ def test_celery_tries_again_when_the_lock_is_taken(folder: Path, server: Server)
         assert not client("order:7").locked()
 
 
+def test_celery_tries_again_after_an_outage(folder: Path, servers: Servers) -> None:
+    """The server of the locks is down: the task comes back, and runs once the server is up."""
+    pytest.importorskip("celery")
+    locks, broker = servers.start_together(2)
+    more = {"BROKER_URL": f"redis+socket://{broker.path}", "ASYNCLOCK_TRUST_RESTARTS": "1"}
+    locks.kill()
+    send = [sys.executable, "-c", "from shop_tasks import pay; print(pay.delay(7).get(timeout=60))"]
+    command = ("celery", "-A", "shop_tasks", "worker", "-c", "1", "-l", "INFO", "--without-gossip", "--without-mingle")
+    with running(folder, locks, *command, "--without-heartbeat", **more) as output:
+        given = environment(folder, locks, **more)
+        with subprocess.Popen(send, env=given, cwd=folder, stdout=subprocess.PIPE) as sent:
+            try:
+                until(lambda: "Retry in" in output.read_text(), output)
+                locks.restart()
+                fence, _ = sent.communicate(timeout=2 * LIMIT)
+            finally:
+                sent.kill()
+        assert int(fence) > 0
+
+
 DRAMATIQ = """
 import queue, sys
 import dramatiq, shop_actors
@@ -317,12 +337,12 @@ def dramatiq_worker(
 
 def test_dramatiq_runs_an_actor_under_its_lock(folder: Path, server: Server) -> None:
     """The lock is held while the actor runs, and free afterwards. While another has it, the message fails with Busy,
-    and the actor does not run. When the lock is free again, the message comes again."""
+    and the actor does not run. When the lock is free again, the message comes again, however often it was tried."""
     program = """
         shop_actors.pay.send(7)
         assert ends.get(timeout=20) is None
         with client("order:7"):
-            shop_actors.pay.send(7)
+            shop_actors.pay.send_with_options(args=(7,), retries=25)
             assert isinstance(ends.get(timeout=20), shop_actors.Busy)
         while ends.get(timeout=20) is not None:
             pass
@@ -350,13 +370,13 @@ def test_dramatiq_sends_a_message_again_after_an_outage(folder: Path, servers: S
 
 
 def test_dramatiq_runs_no_actor_whose_message_names_no_lock(folder: Path, server: Server) -> None:
-    """The template of the actor asks for a first argument, and the message has only others: it fails, and is sent
-    again, as one whose lock is taken."""
+    """The template of the actor asks for a first argument, and the message has only others: it fails with an
+    error that says so."""
     program = """
-        shop_actors.pay.send_with_options(kwargs={"order_id": 7}, max_retries=0)
+        shop_actors.pay.send_with_options(kwargs={"order_id": 7}, retries=20)
         error = ends.get(timeout=20)
         print(type(error).__name__, type(error.__cause__).__name__, flush=True)
     """
     with dramatiq_worker(folder, server, server, program, runs=0) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "Busy IndexError\n"
+        assert process.stdout.readline() == "MiddlewareError IndexError\n"

@@ -341,6 +341,17 @@ async def test_an_update_with_returning_is_refused(tmp_path: Any, leases: tuple[
     await engine.dispose()
 
 
+def test_a_stale_write_that_its_own_condition_leaves_out(tmp_path: Any, leases: tuple[Lease, Lease]) -> None:
+    """It changes nothing, and is not told from a row that is absent."""
+    older, newer = leases
+    engine, changed = orders_in_sqlite(tmp_path)
+    with Session(engine) as session:
+        fenced_sync(session, changed, Order.fence, newer)
+        assert fenced_sync(session, changed.where(Order.state == "new"), Order.fence, older).rowcount == 0
+        assert session.get_one(Order, 42).fence == newer.fence
+    engine.dispose()
+
+
 class OwnBase(DeclarativeBase):
     """Of tables that no other process uses."""
 
