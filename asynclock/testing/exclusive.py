@@ -301,13 +301,14 @@ class _Stepped(Coroutine[Any, Any, Any]):
         below = frames[frames.index(mine) + 1 :] if mine is not None else frames
         if _ends_with(awaited, tasks) or any(_is_join(each, tasks) for each in below):
             return
-        if mine is None:  # such as a task of `wait_for`: the function that was called is the first with a public name
-            mine = next((each for each in frames if not each.f_code.co_name.startswith("_")), None)
-        elif _is_asynclock(mine):
+        if mine is not None and _is_asynclock(mine):
             return
-        place = self.__qualname__
-        if mine is not None:
-            place = f"{Path(mine.f_code.co_filename).name}:{mine.f_lineno} in {mine.f_code.co_name}"
+        if mine is None:  # such as a task of `wait_for`: the function that was called is the first with a public name
+            named = (each for each in frames if not each.f_code.co_name.startswith("_"))
+        else:  # in the program, and not in a package that it uses
+            named = (each for each in reversed(frames) if _is_of_program(each))
+        at = next(named, mine)
+        place = f"{Path(at.f_code.co_filename).name}:{at.f_lineno} in {at.f_code.co_name}" if at else self.__qualname__
         self._call.awaits[_Await(place, held)] = None
         self._call.inside[self] = place
         for other in self._calls:
@@ -348,6 +349,11 @@ def _is_library(frame: FrameType) -> bool:
     """Whether it is of the standard library or of anyio, which await for others; or of this file."""
     top = _module(frame).partition(".")[0]
     return top in sys.stdlib_module_names - {"__main__"} or top == "anyio" or frame.f_globals is globals()
+
+
+def _is_of_program(frame: FrameType) -> bool:
+    installed = {"site-packages", "dist-packages"} & set(Path(frame.f_code.co_filename).parts)
+    return not (installed or _is_library(frame) or _is_asynclock(frame))
 
 
 def _is_join(frame: FrameType, tasks: WeakSet[asyncio.Future[Any]]) -> bool:

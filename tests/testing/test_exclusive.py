@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import anyio
 import pytest
+from redis.asyncio import Redis
 
 from asynclock import ConfigError, Redlock, redlock
 from asynclock.testing import FakeStore, assert_exclusive, use
@@ -264,6 +265,19 @@ async def test_awaits_of_a_stream(server: Server) -> None:
 
         with pytest.raises(AssertionError, match="in call without a lock"):
             await assert_exclusive(call, tasks=2)
+
+
+@faked
+async def test_an_await_inside_a_package(server: Server) -> None:
+    """The error names the line of the program that calls the package."""
+    async with Redis(unix_socket_path=str(server.path)) as client:
+
+        async def call() -> None:
+            await held()
+            await client.ping()
+
+        with pytest.raises(AssertionError, match=r"awaited at test_exclusive.py:\d+ in call without a lock"):
+            await assert_exclusive(call)
 
 
 async def rested() -> None:
