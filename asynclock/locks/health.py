@@ -10,7 +10,7 @@ from asynclock._errors import LockError
 from asynclock._untrusted import printable, said
 from asynclock.info import Health, NodeHealth
 from asynclock.locks.admin import view_at
-from asynclock.runtime.opening import check_votes, judge_again, too_late
+from asynclock.runtime.opening import check_limit, check_votes, judge_again, too_late
 from asynclock.stores.port import PROBE, Checked
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ async def health(session: Session) -> Health:
             await judge_again(session.quorum)
     nodes = session.quorum.nodes
     left = LIMIT - (session.loop.time() - began)
-    found = await check_votes(nodes, max(left, session.quorum.limits.longest), session.clock, everyone=True)
+    longest = max(left, session.quorum.limits.longest, check_limit(nodes))
+    found = await check_votes(nodes, longest, session.clock, everyone=True)
     within = session.within(session.settings.lock)
     return _judged(session, [too_late(node, each, within) for node, each in zip(nodes, found, strict=True)])
 

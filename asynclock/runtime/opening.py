@@ -15,7 +15,7 @@ from asynclock.quorum.limits import Limits
 from asynclock.quorum.quarantine import Quarantine
 from asynclock.quorum.quorum import Quorum
 from asynclock.stores.distance import Distance, advice, late
-from asynclock.stores.port import Checked, Distant, Explaining, NodeConfig, SameServer, is_standalone
+from asynclock.stores.port import Checked, Distant, Explaining, Lengthy, NodeConfig, SameServer, is_standalone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -114,6 +114,12 @@ async def _read_marks(quorum: Quorum) -> bool:
     mark."""
     found = await asyncio.gather(*(node.read_mark() for node in quorum.restartable), return_exceptions=True)
     return quorum.reaches_all_known() and not any(isinstance(each, BaseException) for each in found)
+
+
+def check_limit(nodes: Sequence[Node]) -> float:
+    """Seconds for which a check of these nodes must be waited for, at least. A far-away database, of which an acquire
+    is one round trip, would else count as silent."""
+    return max((node.check_limit for node in nodes if isinstance(node, Lengthy)), default=0.0)
 
 
 async def check(quorum: Quorum, within: float) -> ConfigError | QuorumUnavailable | None:

@@ -313,6 +313,14 @@ class Explaining(Protocol):
 
 
 @runtime_checkable
+class Lengthy(Protocol):
+    """Optional: a Node whose `check_vote` takes several round trips, where an acquire may take one."""
+
+    check_limit: float
+    """Seconds for which a caller waits for a check, at least."""
+
+
+@runtime_checkable
 class Making(Protocol):
     """Optional: a Store whose first client makes what it needs, such as a table, unless that is set to False."""
 
@@ -325,6 +333,11 @@ class ThreadSafe(Protocol):
     renew leases (renew="thread") only in such a store."""
 
     thread_safe: bool
+
+
+CHECK_LIMIT = 3.0
+"""The `check_limit` of the stores that have one: ten round trips of 0.3 s, and what an acquire has for one with the
+default lease."""
 
 
 class Use(Enum):

@@ -33,7 +33,7 @@ from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, v
 from asynclock.stores.doubts import Doubts
 from asynclock.stores.forks import Origin
 from asynclock.stores.jobs import Job, Jobs
-from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, Unfit, WrongKind
+from asynclock.stores.port import CHECK_LIMIT, PROBE, Checked, NodeView, Reconnecting, Refused, Unfit, WrongKind
 from asynclock.stores.redelivery import Redelivery
 from asynclock.stores.reports import Reports
 
@@ -173,6 +173,8 @@ class TransactionalStore(ABC):
 
 class TransactionalNode:
     """The store, as one event loop sees it. It never answers before the next turn of the loop."""
+
+    check_limit = CHECK_LIMIT
 
     def __init__(self, store: TransactionalStore, config: NodeConfig) -> None:
         self.label = store.label

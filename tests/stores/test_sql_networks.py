@@ -10,8 +10,9 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.stores.sql import listening, pool
+from tests.support.far_servers import FarProxy
 from tests.support.proxy import TcpProxy
-from tests.support.waiters import LIMIT
+from tests.support.waiters import LIMIT, LONG
 
 pytestmark = pytest.mark.both_loops("the loop has the transports of the drivers")
 
@@ -51,3 +52,23 @@ async def test_waiters_are_woken_after_the_connections_went_silent(
             monkeypatch.setattr(listening, "ANSWER", QUICK)
             await lease.release()
             await (await waiting).release()
+
+
+class FarDatabase(FarProxy, TcpProxy):
+    """On a port of this machine."""
+
+
+async def test_health_of_a_database_that_is_far_away(url: str, name: str) -> None:
+    """A check takes about ten round trips, of 0.13 s each, and an acquire takes one. Both succeed."""
+    async with (
+        FarDatabase(urlsplit(url).port or 0) as proxy,
+        Redlock(through(proxy, url), lease=LONG, connect_timeout=LIMIT) as client,
+    ):
+        async with client(name):  # the connections are there
+            pass
+        proxy.way = 0.065
+        health = await client.health()
+        assert health.ok, health.reason
+        lease = await client(name).acquire(timeout=0)
+        assert lease is not None
+        await lease.release()

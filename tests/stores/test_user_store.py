@@ -382,3 +382,17 @@ async def test_health_gives_the_answers_a_second_after_a_slow_connect(monkeypatc
     async with aclosing(Redlock(Slow())) as client:
         assert (await client.health()).ok
     assert limits >= [0.5]
+
+
+async def test_a_client_of_a_far_away_store_can_be_entered(name: str) -> None:
+    """A check takes longer than a tenth of the lease and than connect_timeout, because it is two transactions."""
+
+    class FarStore(DictStore):
+        async def transact(self, keys: Sequence[str], step: Step) -> None:
+            await asyncio.sleep(0.6)
+            await super().transact(keys, step)
+
+    async with Redlock(FarStore(), lease=10, connect_timeout=1) as client:
+        assert (await client.health()).ok
+        async with client(name):
+            pass

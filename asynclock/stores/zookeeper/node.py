@@ -36,7 +36,7 @@ from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
 from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.forks import Origin
-from asynclock.stores.port import Reconnecting, Refused
+from asynclock.stores.port import CHECK_LIMIT, Reconnecting, Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import NOT_GIVEN, Connection, SessionState
 from asynclock.stores.zookeeper.contender import Contender
@@ -87,6 +87,7 @@ class ZooKeeperNode:
 
     listens = True  # each waiter watches by itself
     keeps_tickets = True  # they are nodes of the session
+    check_limit = CHECK_LIMIT
 
     def __init__(self, settings: Settings, config: NodeConfig) -> None:
         self.label = settings.label
