@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from asynclock import ConfigError, Redlock
 from asynclock.cli.doctor.facts import facts_of
 from asynclock.stores.redis.replies import ACL_COMMANDS
 from asynclock.stores.redis.store import RedisStore
 from tests.support.commands import answered, examined, json_of
-from tests.support.proxy import RewritingProxy
+from tests.support.proxy import Proxy, RewritingProxy
 from tests.support.servers import Server, Servers
+from tests.support.waiters import until
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -223,10 +226,10 @@ async def test_a_user_without_a_right_for_min_replicas(servers: Servers, command
 
 
 async def test_each_command_is_tried(server: Server) -> None:
-    """Whichever is forbidden is found. HSET has no form that changes nothing, and SELECT comes with the connection."""
+    """Whichever is forbidden is found. SELECT comes with the connection."""
     store = RedisStore(f"unix://worker:secret@{server.path}")
     with server.cli() as cli:
-        for command in set(ACL_COMMANDS) - {"hset", "select"}:
+        for command in set(ACL_COMMANDS) - {"select"}:
             rule = f"reset on >secret ~* &* +@all -{command}"
             cli.execute_command("ACL", "SETUSER", "worker", *rule.split())
             assert (await facts_of(store, "lock:", connect=5.0)).refused == (command,)
@@ -235,6 +238,93 @@ async def test_each_command_is_tried(server: Server) -> None:
         cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~other:*", "&*", "+@all")
         assert {"set", "get", "zadd"} <= {*(await facts_of(store, "lock:", connect=5.0)).refused}
         assert cli.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--min-replicas-to-write", "1"), "NOREPLICAS"),
+        (("--maxmemory", "1", "--maxmemory-policy", "volatile-lru"), "OOM"),
+    ],
+)
+def test_a_server_that_refuses_each_write(servers: Servers, options: tuple[str, ...], says: str) -> None:
+    """It casts no vote, whatever its reason is. The finding has the error of the server."""
+    code, found = examined(servers.start(*DURABLE, *options))
+    assert (code, found["writes"]["severity"]) == (2, "error")
+    assert f"refuses writes: {says}" in found["writes"]["what"]
+    assert not {"unchecked", "commands", "acl"} & {*found}
+
+
+async def test_a_server_that_cannot_append_to_its_file(servers: Servers) -> None:
+    """As with a full disk: INFO says that the last write has failed."""
+    server = servers.start(*DURABLE)
+    failed = (b"aof_last_write_status:ok\r\n", b"aof_last_write_status:err\n")
+    async with RewritingProxy(servers.folder / "full", server.path, failed) as proxy:
+        facts = await facts_of(RedisStore(proxy.url), "lock:", connect=5.0)
+    assert facts.appends_fail
+
+
+async def test_a_server_that_loads_its_data(servers: Servers) -> None:
+    """It answers, so it can be reached; it casts no vote until the data is there."""
+    server = servers.start("--dbfilename", "loads.rdb")
+    with server.cli() as cli:
+        cli.mset({f"key{number}": os.urandom(1000) for number in range(2000)})
+        cli.save()
+    server.kill()
+    slow = ("--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024")
+    loads = Server(server.path.parent, "loads", "--dbfilename", "loads.rdb", *slow)
+    try:
+        await until(lambda: _is_loading(loads))
+        code, found = examined(loads)
+    finally:
+        loads.kill()
+    assert code == 2
+    assert not {"reachable", "unchecked", "mode", "prefix"} & {*found}
+    assert found["writes"]["what"] == f"{loads.url} loads its data."
+
+
+def _is_loading(server: Server) -> bool:
+    try:
+        server.cli(retry=None).ping()
+    except redis.BusyLoadingError:
+        return True
+    except redis.ConnectionError:  # not yet
+        return False
+    raise AssertionError("it has loaded its data already")
+
+
+async def test_a_server_that_hangs_up_meanwhile(servers: Servers) -> None:
+    """The error names it."""
+    server = servers.start()
+    async with HangsUp(servers.folder / "cut", server.path) as proxy:
+        facts = await facts_of(RedisStore(proxy.url), "lock:", connect=5.0)
+    assert facts.error.startswith(proxy.url)
+
+
+class HangsUp(Proxy):
+    """It ends a connection at the question for the time."""
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if b"TIME" in data:
+                return
+            writer.write(data)
+
+
+@pytest.mark.parametrize("forbidden", ["getrange", "pttl", "zrange", "type"])
+async def test_locks_that_the_user_may_not_read(server: Server, forbidden: str) -> None:
+    """They are not taken for keys of another program."""
+    async with Redlock(server.url) as redlock, redlock("a"), redlock.semaphore("b", 3):
+        found = await facts_of(RedisStore(server.user(f"-{forbidden}")), "lock:", connect=5.0)
+        assert (found.keys, found.foreign, found.refused) == (2, {}, (forbidden,))
+
+
+async def test_locks_below_a_longer_prefix(servers: Servers) -> None:
+    """Their fences, tickets and marks are no keys of another program either."""
+    server = servers.start(*DURABLE)
+    async with Redlock(server.url, prefix="lock:app:") as redlock, redlock("a"):
+        for prefix in ("", "lock:"):
+            assert examined(server, "--prefix", prefix) == (0, {})
 
 
 async def test_numbers_that_a_server_does_not_know(server: Server, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from asynclock.cli.doctor.facts import NodeFacts, facts_of
@@ -37,6 +39,30 @@ async def test_f21_doctor_finds_two_servers_behind_one_address(servers: Servers,
     assert len(facts.servers) == 1
     assert found_at(facts) == []
     assert [each.dbsize() for each in (two[0].cli(), two[1].cli())] == [0, 0]
+
+
+async def test_a_server_that_pauses_during_the_comparison(servers: Servers) -> None:
+    """For longer than 2 s: the key is still there."""
+    server = servers.start()
+    server.user("-info")
+    async with Pausing(servers.folder / "pauses", [server]) as proxy:
+        store = RedisStore(proxy.url.replace("unix://", "unix://worker:secret@"))
+        facts = await facts_of(store, "lock:", connect=5.0)
+        assert proxy.paused
+    assert facts.servers == ("?",)
+
+
+class Pausing(Balancer):
+    """The first look at the key arrives late."""
+
+    paused = False
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if b"GET\r\n" in data and b"doctor~" in data and not self.paused:
+                self.paused = True
+                await asyncio.sleep(2.5)
+            writer.write(data)
 
 
 def test_doctor_says_what_it_cannot_see(servers: Servers) -> None:

@@ -43,6 +43,9 @@ def test_a_version_that_is_no_number() -> None:
         ({"mode": "sentinel"}, "mode", Severity.ERROR),
         ({"loading": True}, "writes", Severity.ERROR),
         ({"snapshots_fail": True}, "writes", Severity.ERROR),
+        ({"appends_fail": True}, "writes", Severity.ERROR),
+        ({"no_write": "BUSY a script runs"}, "writes", Severity.ERROR),
+        ({"no_write": "READONLY x", "role": "replica"}, "replica", Severity.ERROR),
         ({"offset": 3.0}, "clock", Severity.WARNING),
         ({"offset": -11.0}, "clock", Severity.ERROR),
         ({"version": "5.0.7"}, "version", Severity.WARNING),
@@ -133,8 +136,8 @@ def test_reading() -> None:
     assert fields(b"# Server\r\nrun_id:1\r\n\r\nos:Linux: x\r\n") == {"run_id": "1", "os": "Linux: x"}
     one = "0123456789abcdef" * 2 + "|1|2|host|"
     assert [is_hold(each) for each in (one, f"+{one}", f"~{one}", "asynclock~done", "token")] == [True] * 4 + [False]
-    assert is_derived("lock:asynclock~{lock:x}fence", "lock:")
-    assert not is_derived("lock:x", "lock:")
+    assert is_derived("lock:asynclock~{lock:x}fence")
+    assert not is_derived("lock:x")
 
 
 # -- clusters ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ CONNECTIONS = 8
 """Connections to one address."""
 
 _LIMIT = 5.0  # seconds for all of them
-_KEPT = "2000"  # ms for which the key of the comparison lives
+_KEPT = "10000"  # ms for which the key of the comparison lives if it is not deleted: longer than the comparison
 
 
 async def servers_at(store: Dialer, prefix: str) -> tuple[str, ...] | None:

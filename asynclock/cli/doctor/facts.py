@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import (
     AskError,
     AuthenticationError,
+    BusyLoadingError,
     ClusterDownError,
+    MasterDownError,
     NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -34,7 +38,7 @@ from asynclock.stores.redis.checks import probe_keys
 from asynclock.stores.redis.connecting import follow
 from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.keys import channel, mark
-from asynclock.stores.redis.replies import ACL_COMMANDS, connect_error
+from asynclock.stores.redis.replies import ACL_COMMANDS, ServerError, connect_error
 from asynclock.stores.redis.restarts import fields
 from asynclock.stores.redis.stages import Stage
 
@@ -51,6 +55,9 @@ _PAGE = "500"
 _SAMPLE = 100  # keys of which the type is read
 _SETTINGS = ("appendfsync", "save", "stop-writes-on-bgsave-error", "min-replicas-to-write")
 _LIBRARY = re.compile(r"lib-name=asynclock\(max_lease=([\d.e+]+)\)")
+
+_CODES = {OutOfMemoryError: "OOM ", ReadOnlyError: "READONLY ", MasterDownError: "MASTERDOWN "}
+"""By the class that redis-py makes of an error reply, the code that it removes from the text."""
 
 
 @dataclass(slots=True)
@@ -90,6 +97,10 @@ class NodeFacts:
     loading: bool = False
     snapshots_fail: bool = False
     """The last snapshot failed, and the server refuses writes after that."""
+    appends_fail: bool = False
+    """The last write to its append-only file failed, and the server refuses writes after that."""
+    no_write: str = ""
+    """Its refusal of a SET that would have written nothing, for another reason than the rights of the user."""
     append_only: bool | None = None
     fsync: str = ""
     save: str | None = None
@@ -160,7 +171,8 @@ async def facts_of(
         if why is not error or isinstance(error, AuthenticationError):
             facts.failed(connect_error(store.label, why, stages[-1]))
         else:
-            facts.error = str(error) or f"{store.label} did not answer within {_ANSWER:g} s"
+            said = f": {error}" if str(error) else f" did not answer within {_ANSWER:g} s"
+            facts.error = f"{store.label}{said}"
     finally:
         await connection.disconnect(nowait=True)
     return facts
@@ -190,15 +202,17 @@ class _Questions:
         await self._permissions()
 
     async def _many(self, *commands: tuple[str, ...]) -> list[Any]:
-        """The answers, in order; a refusal is an answer."""
+        """The answers, in order; a refusal is an answer. A server that loads its data answers INFO, and refuses most
+        other commands."""
         answers: list[Any] = []
         async with asyncio.timeout(_ANSWER):
             packed = self._connection.pack_commands(commands)
             await self._connection.send_packed_command(packed)
             for _ in commands:
                 try:
-                    answers.append(await self._connection.read_response())
-                except ResponseError as error:
+                    answers.append(await self._connection.read_response(disconnect_on_error=False))
+                except (ResponseError, BusyLoadingError) as error:
+                    self._facts.loading |= isinstance(error, BusyLoadingError)
                     answers.append(error)
         return answers
 
@@ -250,9 +264,10 @@ class _Questions:
         facts.replicas = number_of(said.get("connected_slaves", "")) or 0
         facts.uptime = number_of(said.get("uptime_in_seconds", ""))
         facts.mark = _text(used)
-        facts.loading = said.get("loading") == "1"
+        facts.loading |= said.get("loading") == "1"
         facts.snapshots_fail = said.get("rdb_last_bgsave_status") == "err" and bool(save) and stops != "no"
         facts.append_only = said["aof_enabled"] == "1" if "aof_enabled" in said else None
+        facts.appends_fail = bool(facts.append_only) and said.get("aof_last_write_status") == "err"
         facts.fsync = fsync or ""
         facts.save = save
         facts.maxmemory = number_of(said.get("maxmemory", ""))
@@ -292,7 +307,7 @@ class _Questions:
             if not isinstance(page, list) or len(page) != 2 or not isinstance(page[1], list):
                 return
             cursor = _text(page[0])
-            found += [name for key in page[1] if not is_derived(name := _text(key), self._prefix)]
+            found += [name for key in page[1] if not is_derived(name := _text(key))]
             if cursor == "0" or len(found) >= _SAMPLE:
                 break
         found = found[:_SAMPLE]
@@ -309,15 +324,15 @@ class _Questions:
             self._facts.hidden += (command,)
 
     async def _foreign(self, key: str, type: str) -> str:
-        """What the key is; "": a lock of asynclock, or it is gone."""
+        """What the key is; "": a lock of asynclock, or it is gone, or the user may not read what it is."""
         if type == "string":
             value, left = await self._many(("GETRANGE", key, "0", "63"), ("PTTL", key))
-            if left == -2 or is_hold(_text(value)):
+            if not isinstance(value, bytes) or not isinstance(left, int) or left == -2 or is_hold(_text(value)):
                 return ""
-            return "string with expiry" if isinstance(left, int) and left >= 0 else "string"
+            return "string with expiry" if left >= 0 else "string"
         if type == "zset":
             first = await self._ask("ZRANGE", key, "0", "0")
-            if isinstance(first, list) and (not first or is_hold(_text(first[0]))):
+            if not isinstance(first, list) or not first or is_hold(_text(first[0])):
                 return ""
         return "" if type == "none" else type
 
@@ -330,9 +345,10 @@ class _Questions:
         if facts.cluster is not None:
             wanted = {"asking": ("ASKING",), **wanted}  # the next command ends what it permits
         asked = {each: command for each, command in wanted.items() if command}
-        answers = await self._many(*asked.values())
-        facts.refused = tuple(each for each, said in zip(asked, answers, strict=True) if is_refusal(said))
-        facts.unknown = tuple(each for each, said in zip(asked, answers, strict=True) if is_unknown(said))
+        answers = dict(zip(asked, await self._many(*asked.values()), strict=True))
+        facts.refused = tuple(each for each, said in answers.items() if is_refusal(said))
+        facts.unknown = tuple(each for each, said in answers.items() if is_unknown(said))
+        facts.no_write = refusal_of_write(answers["set"])
         resp3, _ = await self._many(("HELLO", "3"), ("HELLO", "2"))
         if isinstance(resp3, ResponseError):  # unknown, or without this version
             facts.unknown += ("hello|3",)
@@ -355,7 +371,7 @@ def _harmless(command: str, key: str) -> tuple[str, ...]:
         "publish": (channel("doctor"), ""),
         "zadd": (key, "XX", "1", "m"),
         "zrange": (key, "0", "0"),
-        "hset": (),
+        "hset": (key, "field", "value", "without a value"),  # an error, after that of a right that is missing
         "zremrangebyscore": (key, "0", "0"),
         "getrange": (key, "0", "0"),
         "scan": ("0", "COUNT", "1"),
@@ -385,9 +401,18 @@ def is_unknown(answer: Any) -> bool:
     return isinstance(answer, ResponseError) and "unknown command" in str(answer).lower()
 
 
+def refusal_of_write(answer: Any) -> str:
+    """Why the server refuses all writes now; "" if it does not, and for what the other facts tell."""
+    if not isinstance(answer, ResponseError) or is_refusal(answer) or is_unknown(answer) or is_elsewhere(answer):
+        return ""
+    code = next((code for known, code in _CODES.items() if isinstance(answer, known)), "")
+    return str(ServerError(f"{code}{answer}"))
+
+
 def is_elsewhere(answer: Any) -> bool:
     """Whether it is the refusal of a node of a cluster for a key that another node has, or none."""
     known = isinstance(answer, (AskError, ClusterDownError))  # a MovedError is an AskError; older versions have none
+    known = known and not isinstance(answer, MasterDownError)  # of a replica, which is a ClusterDownError to redis-py
     return known or (isinstance(answer, ResponseError) and str(answer).startswith(("MOVED ", "ASK ", "CLUSTERDOWN ")))
 
 
@@ -397,9 +422,9 @@ def is_hold(value: str) -> bool:
     return is_made_by_asynclock(value) or value in TIMED or value.startswith(RESTING_MARK)
 
 
-def is_derived(key: str, prefix: str) -> bool:
-    """Whether the key is one of asynclock's own beside the holds."""
-    return key.startswith((f"{prefix}{RESERVED}", RESERVED))
+def is_derived(key: str) -> bool:
+    """Whether the key is one of asynclock's own beside the holds, of whatever prefix."""
+    return RESERVED in key
 
 
 def _seconds(text: str) -> float | None:

@@ -253,7 +253,7 @@ def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "CONFIG SET maxmemory-policy noeviction, or keep locks and caches on different servers.",
             )
         elif each.maxmemory and each.used_memory > _FULL * each.maxmemory:
-            full = each.used_memory >= each.maxmemory
+            full = _is_full(each)
             yield Finding(
                 Severity.ERROR if full else Severity.WARNING,
                 "memory",
@@ -263,16 +263,27 @@ def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 + " refuses to acquire locks. Those that are held can be renewed and released.",
                 "Raise maxmemory, or delete what is not needed.",
             )
-        if each.loading or each.snapshots_fail:
-            why = "loads its data" if each.loading else "refuses writes, because its last snapshot failed (MISCONF)"
-            yield Finding(
-                Severity.ERROR,
-                "writes",
-                (each.node,),
-                f"{each.node} {why}.",
-                "It casts no vote.",
-                "Wait." if each.loading else "Free disk space, or see its log.",
-            )
+
+
+def _writes(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    """What other findings do not tell: a replica refuses writes, and so does a server without memory."""
+    del terms
+    for each in facts:
+        why, advice = "", "Free disk space, or see its log."
+        if each.loading:
+            why, advice = "loads its data", "Wait."
+        elif each.no_write:
+            why, advice = f"refuses writes: {each.no_write.rstrip('.')}", "Remove the cause that it names."
+        elif each.snapshots_fail or each.appends_fail:
+            failed = "snapshot" if each.snapshots_fail else "write to its append-only file"
+            why = f"refuses writes, because its last {failed} failed (MISCONF)"
+        told = each.role == "replica" or (each.no_write.startswith("OOM") and _is_full(each))
+        if why and not told:
+            yield Finding(Severity.ERROR, "writes", (each.node,), f"{each.node} {why}.", "It casts no vote.", advice)
+
+
+def _is_full(facts: NodeFacts) -> bool:
+    return bool(facts.maxmemory) and facts.policy in ("", "noeviction") and facts.used_memory >= (facts.maxmemory or 0)
 
 
 def _clocks(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
@@ -430,7 +441,7 @@ def _remarks(each: NodeFacts, terms: Terms) -> list[Remark]:
 
 
 _CHECKS: tuple[Callable[[Sequence[NodeFacts], Terms], Iterator[Finding]], ...] = (
-    _reachable, _addresses, _quorum, _role, _sentinels, _restarts, _memory, _clocks, latency_findings,
+    _reachable, _addresses, _quorum, _role, _sentinels, _restarts, _memory, _writes, _clocks, latency_findings,
     _max_leases, _versions, _permissions, _prefix, _unchecked, cluster_findings,
 )  # fmt: skip
 
