@@ -20,13 +20,16 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import Redlock
-from asynclock.cli.doctor import databases
+from asynclock.cli.doctor import databases, zookeepers
 from asynclock.cli.doctor.databases import database_facts
 from asynclock.cli.doctor.standalone import VOTES, StoreFacts, ask_votes
 from asynclock.stores import MemoryStore
 from asynclock.stores.sql.engines import url_of as engine_url
+from asynclock.stores.zookeeper.store import ZooKeeperStore
 from tests.support.commands import answered, examined
 from tests.support.host_names import HostNames
+from tests.support.programs import DATABASES, run_python
+from tests.support.proxy import TcpProxy
 from tests.support.services import needs, program
 from tests.support.services.mariadb import own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql, pgbouncer, until
@@ -319,6 +322,38 @@ def test_a_file_that_is_read_only(tmp_path: Path) -> None:
     assert [*doctor(f"sqlite:///{path}")[1]] == ["file"]
 
 
+FOUND = """
+    import asyncio, os, sys
+    from asynclock.cli.doctor.database_findings import database_findings
+    from asynclock.cli.doctor.databases import database_facts
+    from asynclock.cli.doctor.severity import Terms
+
+    if os.geteuid() == 0:
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    facts = asyncio.run(database_facts(sys.argv[1]))
+    for each in database_findings(facts, Terms("", 30.0, 60.0, 3.0)):
+        print(each.severity.name, each.check, each.what)
+"""
+"""A process of another user than root: what doctor finds."""
+
+
+@pytest.mark.xdist_group("database-programs")
+@pytest.mark.parametrize("file", ["locks.db", "inner/locks.db"])
+def test_a_folder_that_the_user_may_not_enter(file: str) -> None:
+    """Of the file, or above that of the file: whether the file is there cannot be seen."""
+    folder = Path(tempfile.mkdtemp(prefix="asynclock-sqlite-"))
+    path = folder / file
+    path.parent.mkdir(exist_ok=True)
+    sqlite3.connect(path).close()
+    folder.chmod(0o600)
+    try:
+        found = run_python(FOUND, f"sqlite:///{path}", preload=DATABASES)
+    finally:
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
+    assert found.startswith(f"ERROR file This user cannot write {path}, or the folder of it.")
+
+
 # -- ZooKeeper ---------------------------------------------------------------------------------------------------------
 
 
@@ -341,6 +376,27 @@ def test_the_session_of_zookeeper(shared_zookeeper: ZooKeeper) -> None:
     assert doctor(shared_zookeeper.url(session_timeout=10), "--lease", "10s") == (0, {})
     code, found = doctor(shared_zookeeper.url(session_timeout=90), "--lease", "90s", "--max-lease", "90s")
     assert (code, [*found]) == (2, ["session"])
+
+
+class KeepsConfig(TcpProxy):
+    """It passes no look at the list of the servers on, and nothing that follows it."""
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while b"/zookeeper/config" not in (data := await reader.read(65536)) and data:
+            writer.write(data)
+        while await reader.read(65536):
+            pass
+
+
+async def test_a_zookeeper_that_is_silent_about_its_servers(
+    shared_zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives a session, so locks can be acquired: only the number of the servers is unknown."""
+    monkeypatch.setattr(zookeepers, "_ANSWER", 3.0)
+    async with KeepsConfig(shared_zookeeper.port) as proxy:
+        facts = await zookeepers.zookeeper_facts(ZooKeeperStore(f"zookeeper://127.0.0.1:{proxy.port}/locks"), 3.0)
+    assert (facts.error, facts.hidden, facts.voters) == ("", ("/zookeeper/config",), None)
+    assert facts.given
 
 
 def test_doctor_waits_as_long_as_the_clients() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,14 +189,22 @@ def _error(settings: Settings, error: Exception, connect: float) -> str:
 
 
 def _look_at_file(facts: DatabaseFacts, path: Path) -> None:
-    facts.file, facts.product, facts.exists = str(path), "sqlite", path.exists()
+    facts.file, facts.product, facts.exists = str(path), "sqlite", os.path.exists(path)  # False, too: out of reach
     folder = path.resolve().parent
-    facts.has_folder = folder.is_dir()
+    facts.has_folder = _is_folder(folder)
     facts.writable = os.access(folder, os.W_OK | os.X_OK) and (not facts.exists or os.access(path, os.W_OK))
     try:
         facts.free = shutil.disk_usage(folder).free
     except OSError:  # there is no such folder
         facts.free = None
+
+
+def _is_folder(path: Path) -> bool:
+    """Also where the user may not enter a folder above it: then it may be there, and nothing in it can be written."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        return isinstance(error, PermissionError)
 
 
 async def _pushes(source: EngineSource, line: Line) -> bool:

@@ -154,12 +154,12 @@ async def _ask_session(store: ZooKeeperStore, facts: ZooKeeperFacts, connect: fl
             facts.given = connection.timeout
             data, _ = await connection.data(_CONFIG)
         facts.voters = None if data is None else voters_of(data.decode(errors="replace"))
-    except TimeoutError:
-        why = f" ({connection.trouble})" if connection.trouble is not None else ""
-        facts.error = f"{store.label} gives no session{why}"
     except Exception as error:  # any failure of kazoo
         if facts.given:
             facts.hidden += (_CONFIG,)
+        elif isinstance(error, TimeoutError):
+            why = f" ({connection.trouble})" if connection.trouble is not None else ""
+            facts.error = f"{store.label} gives no session{why}"
         else:
             explained = error_of(store.label, error)
             facts.error, facts.misconfigured = str(explained), isinstance(explained, ConfigError)
