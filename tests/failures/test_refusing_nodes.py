@@ -14,7 +14,7 @@ from asynclock.events import NodeDown, NodeUp
 from asynclock.stores.port import PROBE
 from asynclock.stores.redis import rights
 from tests.support.default_keys import key_of
-from tests.support.probes import never_granted, nodes_of
+from tests.support.probes import connection_of, never_granted, nodes_of
 from tests.support.proxied_clients import behind_proxies
 from tests.support.servers import Server
 from tests.support.services.cluster import Cluster
@@ -92,6 +92,30 @@ async def test_f22_a_right_that_is_taken_is_told(five: Sequence[Server], name: s
             assert len(seen.of(NodeDown)) == 1
             async with client(name):
                 pass
+
+
+async def test_f22_two_checks_find_that_a_right_is_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one ends the connection, for a new handshake. The other one, which fails with it, does not take the
+    node for connected."""
+    monkeypatch.setattr(rights, "LOOK", 2 * LIMIT)
+    async with aclosing(Redlock(server.user("-@scripting"), **PATIENT)) as client:
+        await until_refused(client)
+        (node,) = nodes_of(client)
+        server.allow("+@all")
+        old = connection_of(node)
+        checks = asyncio.gather(client.health(), client.health())
+        async with asyncio.timeout(LIMIT):
+            while connection_of(node) in (old, None):
+                assert node.error is not None or connection_of(node) is old
+                await asyncio.sleep(0)
+        await checks
+
+
+async def until_refused(client: Redlock) -> None:
+    """Return once it is connected, and knows that it is refused."""
+    async with asyncio.timeout(LIMIT):
+        while "NOPERM" not in (await client.health()).reason:
+            pass
 
 
 async def test_f22_a_master_of_a_cluster_that_refuses_every_op(shared_cluster: Cluster) -> None:

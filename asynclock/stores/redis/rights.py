@@ -121,8 +121,11 @@ class Rights:
         self._tell(*before)
 
     def _tell(self, voted: bool, notified: bool) -> None:
-        """Report a change. A server that votes from now on refused parts of the handshake: it is done again."""
-        if not voted and self.refusal is None and self._connection is not None:
+        """Report a change. A server that votes from now on refused parts of the handshake: it is done again. Without a
+        connection the next handshake reports: another check has just found the change, and ended the connection."""
+        if self._connection is None:
+            return
+        if not voted and self.refusal is None:
             error = Reconnecting(f"{self._node.label} is connected anew, since it votes now")
             self._node.lost(self._connection, error)
         elif (voted, notified) != (self.refusal is None, self.silence is None):
