@@ -297,8 +297,8 @@ class Session:
         self.within(settings)  # raises for a lease that is too short, before anything is sent
         self.check_open()
         self._votes |= check
-        if self._opening is None:
-            self._opening = own_task(self._open(), "asynclock open", retrieve)  # the next caller raises its error
+        if self._opening is None or _has_failed(self._opening):  # that error is of its callers, who gave up
+            self._opening = own_task(self._open(), "asynclock open", retrieve)
         opening = self._opening
         self._openers += 1
         try:
@@ -522,6 +522,11 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _has_failed(opening: asyncio.Task[ConfigError | QuorumUnavailable | None]) -> bool:
+    """Whether it has ended with an error."""
+    return opening.done() and (opening.cancelled() or opening.exception() is not None or opening.result() is not None)
 
 
 class _Countdown:

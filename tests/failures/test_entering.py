@@ -43,6 +43,27 @@ async def test_d12_a_misconfigured_server_is_told_at_the_start(servers: Servers,
             assert lease.held
 
 
+async def test_d12_an_error_without_a_caller_is_not_kept(server: Server, name: str) -> None:
+    """The first caller is cancelled before the server has refused it. When the user has got the rights, the next one
+    asks the server, and does not get the error of before."""
+    with server.cli() as cli:
+        async with aclosing(Redlock(server.user("-zadd"), connect_timeout=LIMIT, lease=60)) as client:
+            server.freeze()
+            first = asyncio.create_task(client(name).acquire())
+            await until(lambda: _open_tasks() == 1)
+            first.cancel()
+            await asyncio.wait({first})
+            server.thaw()
+            await until(lambda: _open_tasks() == 0)
+            cli.execute_command("ACL", "SETUSER", "worker", "+zadd")
+            async with client(name, timeout=0) as lease:
+                assert lease.held
+
+
+def _open_tasks() -> int:
+    return sum(each.get_name() == "asynclock open" for each in asyncio.all_tasks())
+
+
 async def test_d12_a_monitor_needs_no_right_to_lock(server: Server, name: str) -> None:
     """inspect, holders and locked do not check for votes."""
     async with Redlock(server.url) as holder, holder(name):
