@@ -17,10 +17,15 @@ from asynclock.locks.lock import Lock
 from asynclock.locks.template import namer
 from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import DONE
+from asynclock.runtime.calls import acquire
 from asynclock.stores.port import Use
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
+
+    from asynclock.protocol.causes import NoLease
+    from asynclock.protocol.terms import Terms
+    from asynclock.runtime.session import Session
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -96,7 +101,7 @@ def once(
 class OnceLock(Lock):
     """The lock of one run of a function decorated with `once`."""
 
-    __slots__ = ("_tenure",)
+    __slots__ = ("_deadline", "_tenure")
 
     _use = Use.ONCE
 
@@ -105,38 +110,41 @@ class OnceLock(Lock):
         outage it tries again, for the client's `patience` seconds. Raises LockTimeout, or QuorumUnavailable, after
         that."""
         session = self._session_of(None)
-        clock, patience = session.clock, session.settings.patience
-        deadline = clock.now() + patience
+        patience = session.settings.patience
+        self._deadline = session.clock.now() + patience
+        taken = await self._acquire(0)
+        if isinstance(taken, Tenure):
+            self._tenure = taken
+            return Lease(taken, self._kept)
+        if taken.holder:
+            return Skipped.DONE if taken.holder == DONE else Skipped.RUNNING
+        raise LockTimeout(
+            f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock: try again",
+            name=self.name,
+            waited=patience,
+        )
+
+    async def _take(self, session: Session, terms: Terms) -> Tenure | NoLease:
+        """All tries of a call, so that it has one event. A refusal names the holder that a majority knows; without one,
+        votes were split until the deadline."""
         while True:
-            pause = AGAIN[0] * random.random()  # noqa: S311 - jitter
             try:
-                begun = await self._try()
+                taken = await acquire(session, terms)
+                if isinstance(taken, Tenure):
+                    return taken
+                holder = (await self._peek()).holder()
+                if holder is not None:
+                    return taken._replace(holder=holder.holder)
+                if session.clock.now() >= self._deadline:
+                    return taken._replace(holder="")
+                pause = AGAIN[0] * random.random()  # noqa: S311 - jitter
             except QuorumUnavailable:
-                if clock.now() >= deadline:
+                if session.clock.now() >= self._deadline:
                     raise
                 pause = random.uniform(*AGAIN)  # noqa: S311 - jitter
-            else:
-                if begun is not None:
-                    return begun
-                if clock.now() >= deadline:
-                    raise LockTimeout(
-                        f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock: try "
-                        "again",
-                        name=self.name,
-                        waited=patience,
-                    )
-            await sleep(pause, clock)
-
-    async def _try(self) -> Lease | Skipped | None:
-        """One try. None: votes were split."""
-        tenure = await self._acquire(0)
-        if isinstance(tenure, Tenure):
-            self._tenure = tenure
-            return Lease(tenure, self._kept)
-        holder = (await self._peek()).holder()
-        if holder is None:
-            return None
-        return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
+            terms.mark_waiting()
+            await sleep(pause, session.clock)
+            session.check_open()
 
     def mark_done(self, within: float) -> None:
         """The run has returned: after its release the name stays taken for `within` seconds."""

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockTimeout, QuorumUnavailable, Redlock, Skipped
+from asynclock.events import Acquired, TimedOut, Unavailable
 from asynclock.testing import FakeStore
+from tests.support.told import told
 from tests.support.waiters import IN_VAIN, decided
 
 
@@ -255,6 +257,28 @@ async def test_a_call_of_once_waits_for_the_end_of_an_outage(name: str) -> None:
         with pytest.raises(QuorumUnavailable):
             await call
         store.up()
+
+
+@pytest.mark.both_loops("advance reads from the tasks of the loop how far they have run")
+@pytest.mark.parametrize("down", [3.0, 25.0])
+async def test_a_call_of_once_tells_one_event(name: str, down: float) -> None:
+    """However often it tries in an outage, which ends before its patience of 20 s, or does not. So a metric of acquires
+    counts calls."""
+    store = FakeStore()
+    async with Redlock(store, patience=20) as client:
+        with told(client) as seen:
+            store.down()
+            call = asyncio.create_task(client.once(name, within=60)(asyncio.sleep)(0))
+            await store.advance(down)
+            store.up()
+            await store.advance(2)
+            await asyncio.wait({call})
+            ends = [each for each in seen.all if isinstance(each, Acquired | TimedOut | Unavailable)]
+    (end,) = ends
+    assert isinstance(end, Acquired if down < 20 else Unavailable)
+    assert end.had_to_wait
+    assert min(down, 20) <= end.waited < down + 2
+    assert isinstance(call.exception(), QuorumUnavailable | None)
 
 
 # -- lead ------------------------------------------------------------------------------------------------------------
