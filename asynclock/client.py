@@ -300,8 +300,8 @@ class Redlock:
 
     async def health(self) -> Health:
         """Whether an acquire would be decided now, and why not: each node takes a hold of a reserved name and gives it
-        back. Connects at first use, for up to 1 s, and waits for the answers for up to 1 s; longer, if the nodes of a
-        quorum are farther away. Never raises. Source: docs/health.md."""
+        back. Connects at first use, for up to 1 s, and waits for the answers for up to 1 s, or 3 s of a database or
+        ZooKeeper; longer, if the nodes of a quorum are farther away. Never raises. Source: docs/health.md."""
         try:
             return await health.health(self._session())
         except Exception as error:  # a closed client, no nodes, a store that fails: `reason` says it

@@ -10,8 +10,9 @@ from asynclock._errors import LockError
 from asynclock._untrusted import printable, said
 from asynclock.info import Health, NodeHealth
 from asynclock.locks.admin import view_at
+from asynclock.rules.mutex import MUTEX
 from asynclock.runtime.opening import check_limit, check_votes, judge_again, too_late
-from asynclock.stores.port import PROBE, Checked
+from asynclock.stores.port import PROBE, Checked, Use, Wish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Node
 
 LIMIT = 1.0
-"""Seconds for which `health` waits for connections, and for answers; longer if the nodes are far away."""
+"""Seconds for which `health` waits for connections, and for answers; longer if the nodes are far away,
+or if a check takes several round trips."""
 
 _MARKS = 0.25
 """Seconds for which it waits for the marks of servers in quarantine, at most. The answers get the rest of the limit."""
@@ -38,7 +40,20 @@ async def health(session: Session) -> Health:
     longest = max(left, session.quorum.limits.longest, check_limit(nodes))
     found = await check_votes(nodes, longest, session.clock, everyone=True)
     within = session.within(session.settings.lock)
-    return _judged(session, [too_late(node, each, within) for node, each in zip(nodes, found, strict=True)])
+    judged = [too_late(node, each, within) for node, each in zip(nodes, found, strict=True)]
+    return _judged(session, [_with_limits(session, node, each) for node, each in zip(nodes, judged, strict=True)])
+
+
+def _with_limits(session: Session, node: Node, found: Checked | Exception | None) -> Checked | Exception | None:
+    """With a note if the store cannot keep a lock with the options of the client. Locks with other options may work, so
+    that is no failure."""
+    lock = session.settings.lock
+    wish = Wish(Use.LOCK, MUTEX, (), lock.lease, lock.min_hold, lock.fencing, session.settings.prefix)
+    cannot = [why for store in session.limited if store.label == node.label and (why := store.cannot(wish))]
+    if not cannot or not isinstance(found, Checked):
+        return found
+    note = f"a lock with the options of this client raises Unsupported: {cannot[0]}"
+    return found._replace(note=f"{found.note}; {note}" if found.note else note)
 
 
 async def answers(session: Session) -> Health:

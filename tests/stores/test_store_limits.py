@@ -98,6 +98,18 @@ async def test_what_a_lease_can_do_is_limited_as_well() -> None:
         assert lease.held
 
 
+async def test_health_says_that_the_store_cannot_keep_the_locks_of_the_client() -> None:
+    """The node votes, and a lock with options of its own works. A lock with those of the client does not."""
+    async with Redlock(Narrow(), lease=10) as client:
+        health = await client.health()
+        assert health.ok
+        assert "raises Unsupported: it has leases of 30 s" in health.nodes[0].error
+        async with client("a", lease=30):
+            pass
+    async with Redlock(Narrow()) as client:
+        assert (await client.health()).nodes[0].error == ""
+
+
 def test_a_standalone_store_is_the_only_node() -> None:
     """It is replicated by itself."""
     with pytest.raises(ConfigError, match="dict is always the only node of a client"):
