@@ -10,7 +10,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.stores.sql import listening, pool
-from tests.support.far_servers import FarProxy
+from tests.support.far_servers import FarDatabase
 from tests.support.proxy import TcpProxy
 from tests.support.waiters import LIMIT, LONG
 
@@ -52,10 +52,6 @@ async def test_waiters_are_woken_after_the_connections_went_silent(
             monkeypatch.setattr(listening, "ANSWER", QUICK)
             await lease.release()
             await (await waiting).release()
-
-
-class FarDatabase(FarProxy, TcpProxy):
-    """On a port of this machine."""
 
 
 async def test_health_of_a_database_that_is_far_away(url: str, name: str) -> None:

@@ -22,9 +22,8 @@ from asynclock.stores.sql.engines import url_of
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine
 from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.sending import Single
-from tests.support.far_servers import FarProxy
+from tests.support.far_servers import FarDatabase
 from tests.support.probes import acquisitions_of, waits_for_notice
-from tests.support.proxy import TcpProxy
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.sql_states import database_of, read_rows, session
 from tests.support.waiters import LIMIT, LONG, healthy, until
@@ -247,10 +246,6 @@ async def test_an_engine_of_mariadb_gets_its_connections_back_with_their_setting
             assert (await back.exec_driver_sql(f"SELECT {variables}")).one() == (*SET.values(), "CHAIN")
         assert any(each in made for each in again)
     await engine.dispose()
-
-
-class FarDatabase(FarProxy, TcpProxy):
-    """On a port of this machine."""
 
 
 @pytest.mark.parametrize("service", ["postgresql", "mariadb"])

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, TcpProxy
 from tests.support.servers import Server
 
 
@@ -25,6 +25,10 @@ class FarProxy(Proxy):
         loop = asyncio.get_running_loop()
         while data := await reader.read(65536):
             loop.call_later(self.way, _write, writer, data)
+
+
+class FarDatabase(FarProxy, TcpProxy):
+    """On a port of this machine."""
 
 
 def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
