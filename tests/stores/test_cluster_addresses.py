@@ -18,7 +18,7 @@ from asynclock.stores.redis.cluster.topology import Address
 from asynclock.stores.redis.keys import slot_of
 from tests.support.probes import look, nodes_of
 from tests.support.services.cluster import Cluster
-from tests.support.waiters import LIMIT, PATIENT, works
+from tests.support.waiters import LIMIT, PATIENT, until, works
 
 
 def name_at(name: str, cluster: Cluster, master: int) -> str:
@@ -71,6 +71,22 @@ async def test_f15_a_master_that_has_lost_its_configuration(name: str, monkeypat
                     await client(lost).acquire(timeout=0.2)
                 for each in others:
                     await works(client, each)
+    finally:
+        cluster.stop()
+
+
+async def test_f15_masters_that_announce_one_address(name: str) -> None:
+    """A master sends ops to the others, and names its own address. The client asks it again after a pause only, and the
+    error says what to set."""
+    cluster = Cluster(2, 0)
+    try:
+        first, second = cluster.ready().members
+        second.cli("CONFIG", "SET", "cluster-announce-port", first.port)
+        await until(lambda: {each[2][1] for each in first.cli("CLUSTER", "SLOTS")} == {first.port})
+        async with aclosing(Redlock(f"redis+cluster://{first.address}", patience=1.0)) as client:
+            with pytest.raises(QuorumUnavailable, match="set cluster-announce-ip and cluster-announce-port"):
+                await client(name_at(name, cluster, 1)).acquire()
+            assert cluster.refusals("MOVED") < 200
     finally:
         cluster.stop()
 

@@ -434,11 +434,15 @@ class RedisNode:
             if self._pending.to_send:
                 await self._drain_at_close()
             if (connection := self._connection) is not None:
+                self._keep_unanswered(connection)
                 connection.fail_all(self.error)  # a handler that fails here may send an undo; `hang_up` sends it
                 self._connection = None
                 await connection.hang_up()
         finally:  # also where it is cancelled
             self.abort()
+
+    def _keep_unanswered(self, connection: Connection) -> None:
+        """It closes. A subclass may keep the releases that have no answer."""
 
     def abort(self) -> None:
         """Cut the connection, if there is one."""

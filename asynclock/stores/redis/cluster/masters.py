@@ -113,6 +113,11 @@ class Masters:
         return list(self._shards.values())
 
     @property
+    def releases(self) -> bool:
+        """Whether a master has yet to answer a release, also one that has no slot any more."""
+        return any(shard.releases for shard in (*self.shards, *self._leaving))
+
+    @property
     def distance(self) -> Distance:
         """That of the farthest one."""
         return max((each.distance for each in self.shards), key=lambda each: each.limit, default=Distance())
@@ -256,9 +261,9 @@ class Masters:
             self._run_in_background(self._close(shard))
 
     async def _close(self, shard: Shard) -> None:
-        await shard.aclose()
+        await shard.leave()
         self._leaving.discard(shard)
-        self._hand_over(shard)  # its server may have died before it answered a release
+        self._hand_over(shard)  # it may have stood still, or died, before it answered a release
 
     def _choose_keys(self, shard: Shard) -> None:
         """The keys with which the shard is marked and checked, in one of its slots."""

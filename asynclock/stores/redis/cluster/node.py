@@ -35,7 +35,7 @@ from asynclock.rules.model import BREAK, RELEASE
 from asynclock.stores.port import Checked, Facts, SameServer
 from asynclock.stores.redis.cluster.masters import Masters, Source
 from asynclock.stores.redis.cluster.parked import Parked
-from asynclock.stores.redis.cluster.topology import redirect_of
+from asynclock.stores.redis.cluster.topology import one_address, redirect_of
 from asynclock.stores.redis.handlers import Doubtful
 from asynclock.stores.redis.keys import slot_of
 from asynclock.stores.redis.replies import ServerError, clear, is_redirect
@@ -131,18 +131,19 @@ class ClusterNode:
         masters, slot, now = self._masters, slot_of(self._prefix, handler.op.name), self.clock.now()
         where = redirect_of(str(error), shard.address)
         to = masters.at(where.to) if where.to is not None else None
+        why: Exception = error if to is not shard else one_address(shard.label, str(error))
         if where.code != "ASK":
             masters.look()
         if where.code == "MOVED" and to is not None:
-            bounced = now - shard.asked_at < _SETTLED  # an ASK named it, and it sends the op back
+            bounced = to is shard or now - shard.asked_at < _SETTLED  # an ASK named it, and it sends the op back
             if masters.by_slot[slot] is not to:
                 bounced |= now - masters.moved.get(slot, -math.inf) < _SETTLED
                 masters.move(slot, to)
             to = None if bounced else to
         if handler.op.revoked:
-            handler.fail(self.index, error, maybe=False)
+            handler.fail(self.index, why, maybe=False)
         elif to is None or slot in self._parked or to.connecting or now >= handler.deadline:
-            self._parked.add(slot, handler, error)  # it fails after the pause if its time is over
+            self._parked.add(slot, handler, why)  # it fails after the pause if its time is over
         elif where.code == "ASK":
             to.asked_at = now
             handler.op.forget_packed()
@@ -382,7 +383,7 @@ class ClusterNode:
     @property
     def _releases(self) -> bool:
         """Whether a release waits for its slot, or for an answer: that may be a redirection, after which it waits."""
-        return self._parked.releases or any(shard.releases for shard in self.shards)
+        return self._parked.releases or self._masters.releases
 
     async def aclose(self) -> None:
         until = self.clock.now() + _FAREWELL

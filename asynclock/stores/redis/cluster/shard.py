@@ -97,6 +97,7 @@ class Shard(RedisNode):
         self._client = config.listener.tag
         self._plain, self.pushed = self.pushed, self._pushed
         self.asked_at = -math.inf  # when an ASK named it last
+        self._leaves = False  # it closes because it has no slots any more
         self._router = router
         self._pending.unanswered = unanswered  # of all shards: a slot may move before an answer comes
         self._sent = deque(maxlen=0)  # `acknowledged` keeps its releases: another master may have to carry them out
@@ -239,6 +240,15 @@ class Shard(RedisNode):
             self._plain(push)
 
     # -- pending releases ----------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Close it: it has no slots any more. Releases that it did not answer are pending then, for other masters."""
+        self._leaves = True
+        await self.aclose()
+
+    def _keep_unanswered(self, connection: Connection) -> None:
+        if self._leaves:
+            self._pending.cut_off(connection.waiting, self.clock.now(), connection.moved_at)
 
     def acknowledged(self, op: Op) -> None:
         """It has answered a release."""

@@ -63,6 +63,14 @@ def without_host_name(label: str, slots: str) -> ConfigError:
     )
 
 
+def one_address(label: str, moved: str) -> ConnectionError:
+    """The error for a node that names its own address as that of another node."""
+    return ConnectionError(
+        f"{label} says that another node has the slot, and names its own address ({moved}): several nodes of the "
+        "cluster announce one address; set cluster-announce-ip and cluster-announce-port on each node"
+    )
+
+
 def _address(node: Any, asked: Address) -> Address | None:
     """The address of a node; None: it has no host name, and the cluster is set to give nothing else. An empty host
     means the host that was asked."""
