@@ -14,6 +14,7 @@ from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.sentinel.node import SentinelNode
 from asynclock.stores.redis.store import RedisStore
 from tests.support.default_keys import key_of
+from tests.support.ports import free_port
 from tests.support.probes import (
     acquisitions_of,
     break_connection,
@@ -23,6 +24,7 @@ from tests.support.probes import (
     resends,
     waits_for_notice,
 )
+from tests.support.servers import Servers
 from tests.support.services.sentinels import Deployment, Part, wait
 from tests.support.waiters import LIMIT, LONG, until, works
 
@@ -323,6 +325,15 @@ async def test_c13_wait_is_forbidden(deployment: Deployment, name: str) -> None:
     url = f"redis://locks:any@{master.host}:{master.port}"
     async with aclosing(Redlock(RedisStore(url, min_replicas=1), connect_timeout=LIMIT)) as client:
         with pytest.raises(ConfigError, match=r"\+wait"):
+            await client(name).acquire(timeout=0)
+
+
+async def test_c13_a_server_in_cluster_mode(servers: Servers, name: str) -> None:
+    """Its WAIT would confirm holds that no replica has: a ConfigError says so."""
+    bus = ("--bind", "127.0.0.1", "--cluster-port", str(free_port()), "--cluster-config-file", "nodes")
+    server = servers.start("--cluster-enabled", "yes", *bus)
+    async with aclosing(Redlock(f"{server.url}?min_replicas=1", connect_timeout=LIMIT)) as client:
+        with pytest.raises(ConfigError, match="in cluster mode, where min_replicas is not supported"):
             await client(name).acquire(timeout=0)
 
 

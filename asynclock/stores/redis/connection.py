@@ -7,6 +7,7 @@ import contextlib
 import math
 import selectors
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import hiredis
@@ -16,7 +17,14 @@ from asynclock.stores.closing import AWAITED
 from asynclock.stores.distance import late
 from asynclock.stores.port import Reconnecting, is_carried_out
 from asynclock.stores.redis.encoding import pack
-from asynclock.stores.redis.handlers import CommandReply, IgnoredCommand, IgnoredReply, is_overdue, overdue_at
+from asynclock.stores.redis.handlers import (
+    CommandReply,
+    IgnoredCommand,
+    IgnoredReply,
+    UnfailedCommands,
+    call_each,
+    overdue_at,
+)
 from asynclock.stores.redis.replies import PLAIN_YES, ServerError, refusal_of
 
 if TYPE_CHECKING:
@@ -77,6 +85,7 @@ class Connection(asyncio.Protocol):
         self._now = node.clock.now
         self._writer = writer  # a reference, because a collected StreamWriter closes the transport
         self._out: list[bytes] = []
+        self._unfailed = UnfailedCommands()
         self._paused = False  # more replies have arrived than one turn of the loop handles
         self._was_failed = False  # commands were failed here that the server may not have read yet
         self._hangs_up = False  # nothing more is sent, and data that arrives is dropped
@@ -153,12 +162,20 @@ class Connection(asyncio.Protocol):
                 else:  # also the acknowledgement of a subscription, which comes in place of a reply
                     self._node.odd_reply(self, take(), reply)
         except (hiredis.ProtocolError, IndexError) as error:  # no script gives this reply, or no command waits for it
-            broken = ConnectionError(f"{self._node.label} broke the protocol: {error}")
-            self._node.lost(self, broken)
-            if handler is not None:  # it has left the deque; without effect if it has its answer
-                handler.fail(index, broken, maybe=True)
+            self._give_up(handler, f"broke the protocol: {error}")
+        except BaseException as error:  # as of a signal handler: the handlers may be out of step with the replies
+            self._give_up(handler, f"was left, because a reply could not be handled: {error!r}")
+            raise
         else:
             self._handle_rest_later()
+
+    def _give_up(self, handler: ReplyHandler | CommandReply | None, why: str) -> None:
+        broken = ConnectionError(f"{self._node.label} {why}")
+        try:
+            self._node.lost(self, broken)
+        finally:
+            if handler is not None:  # it has left the deque; without effect if it has its answer
+                handler.fail(self._index, broken, maybe=True)
 
     def _all_handled(self) -> None:
         if self._paused:
@@ -225,25 +242,27 @@ class Connection(asyncio.Protocol):
         oldest = next(ops, self.waiting[0])
         return oldest.deadline - oldest.sent
 
-    def is_overdue(self, now: float) -> bool:
-        """Whether a command is overdue (rule 2)."""
-        return any(is_overdue(handler, self.moved_at, now) for handler in self.waiting)
+    def next_overdue(self) -> float:
+        """When a command is overdue next (rule 2), of those that were not failed yet; math.inf: there is none."""
+        self._unfailed.read(self.waiting, self.moved_at)
+        return self._unfailed.next
 
     def fail_overdue(self, now: float) -> None:
         """Rule 2: fail the overdue commands."""
-        overdue = [handler for handler in self.waiting if is_overdue(handler, self.moved_at, now)]
-        for handler in overdue:
-            limit = handler.deadline - handler.sent
-            error = late(self._node.label, now - handler.sent, limit, self._node.distance)
-            handler.fail(self._index, error, maybe=True)
+        self._unfailed.read(self.waiting, self.moved_at)
+        call_each([partial(self._fail_late, handler, now) for handler in self._unfailed.take_overdue(now)])
+
+    def _fail_late(self, handler: ReplyHandler | CommandReply, now: float) -> None:
+        limit = handler.deadline - handler.sent
+        error = late(self._node.label, now - handler.sent, limit, self._node.distance)
+        handler.fail(self._index, error, maybe=True)
 
     def fail_all(self, error: Exception) -> None:
         """No reply will come any more."""
         handlers = list(self.waiting)
         self._was_failed |= bool(handlers)
         self.waiting.clear()
-        for handler in handlers:
-            handler.fail(self._index, error, maybe=True)
+        call_each([partial(each.fail, self._index, error, maybe=True) for each in handlers])
 
     async def hang_up(self) -> None:
         """Write what is left, and close. A server that cannot write a reply drops the commands that it has not read

@@ -7,12 +7,18 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from asynclock._clock import LATE
-from asynclock.stores.redis.handlers import overdue_at, patience
+from asynclock.stores.redis.handlers import patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asynclock.stores.redis.connection import Connection, Owner
+
+_READING = 0.001
+"""Seconds until it looks again where data has arrived that is not read yet."""
+
+_LEAST = 0.01
+"""Seconds between two looks, at least: under load many commands are overdue one after the other."""
 
 
 class Deadlines:
@@ -40,22 +46,26 @@ class Deadlines:
 
     def _due(self) -> None:
         due, self._timer, self.next = self.next, None, math.inf
-        if (connection := self._connection()) is None or not (waiting := connection.waiting):
+        if (connection := self._connection()) is None:
+            return
+        overdue = connection.next_overdue()
+        if not connection.waiting:
             return
         now, limit = self._clock.now(), connection.time_limit
-        late = now - due
+        late, silent = now - due, now - connection.moved_at >= patience(limit)
         blocked = late > LATE and not self._second_look
-        if blocked or (connection.is_behind and connection.is_overdue(now)):
+        if blocked or ((silent or overdue <= now) and connection.is_behind):
             self._second_look |= blocked  # first send what the blocked loop has not sent, and read what has come
-            self.arm(now + (min(late, limit) if blocked else 0.001))
+            self.arm(now + (min(late, limit) if blocked else _READING))
             return
         self._second_look = False
-        if now - connection.moved_at >= patience(limit):
-            silent = TimeoutError(f"{self._node.label} has been silent for {now - connection.moved_at:.3g} s")
-            self._node.lost(connection, silent)
+        if silent:
+            why = TimeoutError(f"{self._node.label} has been silent for {now - connection.moved_at:.3g} s")
+            self._node.lost(connection, why)
             return
-        connection.fail_overdue(now)
-        later = [at for each in waiting if (at := overdue_at(each, connection.moved_at)) > now]
-        again = max(min([*later, connection.moved_at + patience(limit)]), now + 0.001)
-        if self._connection() is connection and again < self.next:  # a handler may arm it
-            self.arm(again)
+        try:
+            connection.fail_overdue(now)
+        finally:  # a handler may raise an exception
+            again = max(min(connection.next_overdue(), connection.moved_at + patience(limit)), now + _LEAST)
+            if self._connection() is connection and again < self.next:  # a handler may arm it
+                self.arm(again)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asynclock.stores.port import is_carried_out
 
 if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Iterable
+
     from asynclock.rules.model import Op
     from asynclock.stores.port import Grant, Refused, ReplyHandler, Undone
 
@@ -124,3 +130,54 @@ def patience(limit: float) -> float:
     """For how many seconds a server may be silent (rule 3 of `node.py`), if its oldest command has a time limit of
     `limit`. Pure."""
     return max(min(3 * limit, _LONG_SILENCE), limit, _SILENCE)
+
+
+class UnfailedCommands:
+    """The commands of a connection that were not failed yet. A silent server may have thousands of commands, which stay
+    in the deque after they have failed. While no data arrives, the times at which they are overdue stay as they are. So
+    each of them is looked at once, and not each time when another one is overdue."""
+
+    def __init__(self) -> None:
+        self._times: list[tuple[float, int, ReplyHandler | CommandReply]] = []  # a heap: when it is overdue, its place
+        self._seen = 0  # so many commands of the deque are, or were, in the heap
+        self._moved_at = 0.0
+        self._oldest: object = None
+
+    def read(self, waiting: deque[ReplyHandler | CommandReply], moved_at: float) -> None:
+        """Read the commands that wait now, on a connection that last received data at `moved_at`."""
+        oldest = waiting[0] if waiting else None
+        if moved_at != self._moved_at or oldest is not self._oldest or len(waiting) < self._seen:
+            self._times, self._seen = [], 0
+            self._moved_at, self._oldest = moved_at, oldest
+        place = len(waiting)
+        for handler in islice(reversed(waiting), place - self._seen):
+            place -= 1
+            heappush(self._times, (overdue_at(handler, moved_at), place, handler))
+        self._seen = len(waiting)
+
+    @property
+    def next(self) -> float:
+        """When the next one is overdue; math.inf: there is none."""
+        return self._times[0][0] if self._times else math.inf
+
+    def take_overdue(self, now: float) -> list[ReplyHandler | CommandReply]:
+        """Those that are overdue, which are failed now."""
+        found = []
+        while self._times and self._times[0][0] <= now:
+            found.append(heappop(self._times)[2])
+        return found
+
+
+def call_each(calls: Iterable[Callable[[], object]]) -> None:
+    """Call all of them, also after one has raised an exception, as a handler of a signal may do at any point. Then
+    raise the first of these exceptions."""
+    left, failure = iter(calls), None
+    while True:
+        try:
+            for call in left:
+                call()
+            break
+        except BaseException as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

@@ -14,6 +14,7 @@
 5. One WAIT is in flight at a time. The grants that arrive meanwhile share the next one.
 6. Both connections must reach the same server: the run_id is compared when the second one is made. It ends with the
    first one; grants that are not confirmed by then fail.
+7. A server in cluster mode does not replicate PUBLISH, so its WAIT would cover nothing: it is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import ACQUIRE, ADOPT, EXTEND, WAIT
 from asynclock.stores.closing import CANCELLING
-from asynclock.stores.redis.handlers import StandIn
+from asynclock.stores.redis.checks import Mode
+from asynclock.stores.redis.handlers import StandIn, call_each
 from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.keys import channel
 from asynclock.stores.redis.login import fetch_credentials
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
         Undone,
     )
     from asynclock.stores.redis.connection import Connection
+    from asynclock.stores.redis.handlers import Ask
 
 log = logging.getLogger("asynclock")
 
@@ -114,8 +117,7 @@ class Confirmer:
         failed = [*self._asked, *self._waiting]
         self._asked.clear()
         self._waiting.clear()
-        for each in failed:
-            each.failed(error)
+        call_each([partial(each.failed, error) for each in failed])
 
     async def aclose(self) -> None:
         self.fail_all(ConnectionError(f"{self._node.label} was closed"))
@@ -142,10 +144,11 @@ class Confirmer:
             left = [each for each in queue if each.deadline > now]
             queue.clear()
             queue.extend(left)
-        for each in late:
-            each.failed(self._too_few())
-        if (left := [*self._asked, *self._waiting]) and self._timer is None:
-            self._arm(min(each.deadline for each in left))
+        try:
+            call_each([partial(each.failed, self._too_few()) for each in late])
+        finally:
+            if (open_ones := [*self._asked, *self._waiting]) and self._timer is None:
+                self._arm(min(each.deadline for each in open_ones))
 
     def _too_few(self, found: int | None = None) -> Exception:
         """The reason for which a grant does not count."""
@@ -186,11 +189,8 @@ class Confirmer:
         self.trouble = None if found >= self._replicas else error
         grants = list(self._asked)
         self._asked.clear()
-        for each in grants:
-            if found >= self._replicas:
-                each.confirmed()
-            else:
-                each.failed(error)
+        enough = found >= self._replicas
+        call_each([each.confirmed if enough else partial(each.failed, error) for each in grants])
 
     def _failure(self, error: Exception) -> Exception:
         if isinstance(error, NoPermissionError) or "NOPERM" in str(error):
@@ -341,6 +341,14 @@ class ReplicatedNode(RedisNode):
         if self._connection is connection:
             self._confirmer.fail_all(error)
         super().lost(connection, error)
+
+    async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:
+        native = await super()._greet(ask, name)
+        if self.mode is Mode.CLUSTER:
+            raise ConfigError(
+                f"{self.label} is in cluster mode, where min_replicas is not supported: leave it out, or use Sentinel"
+            )
+        return native
 
     async def check_vote(self) -> Checked:
         checked = await super().check_vote()
