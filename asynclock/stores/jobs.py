@@ -108,7 +108,7 @@ class Job(Asked):
         self.asked = op  # as it was when it was sent; its owner may change it while it waits
         self.keys = keys
         self.sent = handler.sent  # that of the handler may count from when it begins
-        self.votes: Sequence[Grant | Refused | Undone] = ()  # the answer, once the transaction has ended
+        self.votes: Sequence[Grant | Refused | Undone] | None = None  # the answer, once its transaction has ended
         self.runner: asyncio.Task[None] | None = None  # runs it, if it needs a task
         self.waits_for_store = False  # its task waits until the store is up: `limit` is called then
         self.cancels = 0  # how often it was cancelled because it did not end

@@ -147,6 +147,8 @@ class TransactionalStore(ABC):
         step, votes = self.step_of(asked)
         running = (self.read if op.verb is PEEK else self.transact)(keys_of(prefix, op), step)
         if running is None:
+            if not votes:
+                raise self.unanswered()
             answer(votes[0])
             return None
         asked[0] = copy_of(op)
@@ -158,6 +160,10 @@ class TransactionalStore(ABC):
         """Carry out a release that failed before, as `decide` does. It may fail again and again: a store with a limit
         for waits in its database sets a short one here, so that other names do not wait for it."""
         return self.decide(prefix, release, answer)
+
+    def unanswered(self) -> RuntimeError:
+        """The error of an op whose transaction has ended without its step."""
+        return RuntimeError(f"{self.label}: transact() has ended, and did not call the step, so the op has no answer")
 
     def step_of(self, asked: Sequence[Op]) -> tuple[Step, list[Grant | Refused | Undone]]:
         """The step for the op in `asked`, and the list that contains its answer after each run of the step."""
@@ -345,6 +351,8 @@ class TransactionalNode:
     def ended(self, job: Job, error: Exception | None) -> None:
         self._releasing -= job.op.verb is Verb.RELEASE
         self._under_way.remove(job)
+        if error is None and job.votes is not None and not job.votes:
+            error = self._store.unanswered()
         if error is None:
             if job.votes and job.is_begun_earlier:
                 job.handler.answer(self._index, job.votes[0])

@@ -120,6 +120,30 @@ async def test_a_transaction_that_fails_is_ambiguous(name: str, committed: bool)
             pass
 
 
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_a_transaction_without_its_step_fails(name: str, awaited: bool) -> None:
+    """A mistake in a store: its `transact` ends, and has not called the step. The op has no answer, and its caller an
+    error that says why."""
+
+    async def nothing() -> None: ...
+
+    class Idle(DictStore):
+        idle = False
+
+        def transact(self, keys: Sequence[str], step: Step) -> Any:
+            if self.idle:
+                return nothing() if awaited else None
+            return super().transact(keys, step)
+
+    store = Idle()
+    async with asyncio.timeout(LIMIT), Redlock(store, patience=0.2) as client:
+        await client.health()
+        store.idle = True
+        with pytest.raises(QuorumUnavailable, match="did not call the step"):
+            await client(name).acquire(timeout=None)
+        store.idle = False
+
+
 async def test_a_store_that_cannot_be_reached_is_asked_again(name: str) -> None:
     """The first `listen` fails. The acquire goes on trying, and has the lock once the store is there."""
 
