@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from redis.asyncio.sentinel import Sentinel
 
 from asynclock import Redlock
+from asynclock.stores.redis.sentinel import node as sentinel_node
 from tests.support.lagging_sentinel import LaggingSentinel
 from tests.support.ports import free_port
 from tests.support.probes import (
@@ -82,6 +84,40 @@ async def test_no_way_back(pair: tuple[Part, Part], three: list[LaggingSentinel]
         await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
         assert port_of(client) == 0
         three[0].port, three[0].epoch = new.port, 1
+        await works(client, name)
+        assert port_of(client) == new.port
+
+
+async def test_the_way_back_in_a_greater_epoch(
+    pair: tuple[Part, Part], three: list[LaggingSentinel], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentinels switch, and then back, which the client does not hear. It goes to the first master again as soon as
+    one of them names it in a greater epoch than before."""
+    monkeypatch.setattr(sentinel_node, "_LEFT", 600.0)
+    old, new = pair
+    async with Redlock(url_of(three), patience=LIMIT) as client:
+        await works(client, name)
+        await until(lambda: all(each.listeners for each in three))
+        three[0].publish_switch(old.port, new.port)
+        await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
+        three[2].epoch = 2
+        await works(client, name)
+        assert port_of(client) == old.port
+
+
+async def test_a_switch_of_a_client_with_a_forced_host(
+    pair: tuple[Part, Part], three: list[LaggingSentinel], name: str
+) -> None:
+    """`force_master_ip` is another name of the host that the sentinels tell. Their switch counts all the same."""
+    old, new = pair
+    sentinel = Sentinel([("127.0.0.1", each.own_port) for each in three], force_master_ip="localhost")
+    async with sentinel.master_for("mymaster") as theirs, Redlock(theirs, patience=LIMIT) as client:
+        await works(client, name)
+        await until(lambda: all(each.listeners for each in three))
+        three[0].publish_switch(old.port, new.port)
+        await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
+        for each in three:
+            each.port, each.epoch = new.port, 1
         await works(client, name)
         assert port_of(client) == new.port
 

@@ -86,11 +86,13 @@ class RedisStore:
         return await self.dial_to(None if self.sentinels is None else (await self.sentinels.find()).address)
 
     async def dial_to(self, address: Address | None) -> AbstractConnection:
-        """Make a new connection to the server at `address`; None: at that of the settings."""
+        """Make a new connection to the master that the sentinels name so; None: to the server of the settings."""
         for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
             file = self._pool.connection_kwargs.get(option)
             if file and not isfile(file):  # noqa: ASYNC240 - once per connection, and local
                 raise ConfigError(f"{self.label}: there is no file {file}: correct {option}")
+        if address is not None and self.sentinels is not None:
+            address = self.sentinels.dialed(address)
         return self._connection(address)
 
     def _connection(self, address: Address | None = None) -> AbstractConnection:

@@ -84,6 +84,10 @@ class Sentinels:
         self._others = others  # an answer counts only from a sentinel that sees so many others
         self._forced_host = forced_host
 
+    def dialed(self, master: Address) -> Address:
+        """Where to connect to the master that the sentinels name."""
+        return master if self._forced_host is None else (self._forced_host, master[1])
+
     async def find(self, within: float = _LIMIT) -> Master:
         """The master, after `within` seconds at most. Raises ConnectionError, or ConfigError if only the user can solve
         the problem."""
@@ -169,8 +173,7 @@ class Sentinels:
         fields = fields_of(state)
         if self._others > (others := int(fields.get("num-other-sentinels", 0))):
             raise ConnectionError(f"{label} sees {others} other sentinels, and the client wants {self._others}")
-        host = known[0] if self._forced_host is None else self._forced_host
-        master = Master((host, known[1]), int(fields.get("config-epoch", -1)))
+        master = Master(known, int(fields.get("config-epoch", -1)))
         if (fields.get("ip"), fields.get("port")) != (known[0], str(known[1])):
             return master
         age = int(fields.get("role-reported-time", 0)) / 1000

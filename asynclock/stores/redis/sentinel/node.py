@@ -6,7 +6,8 @@
    epoch, the connection is dropped at once, also if the old master still answers. Replies that come from it later are
    not read. A connection attempt to the old master, or the pause before the next one, ends as well.
 3. An address that a sentinel has switched away from is not connected to for 10 s, because other sentinels may learn of
-   the switch a moment later. By then the old master has been made a replica, if it is alive.
+   the switch a moment later. By then the old master has been made a replica, if it is alive. A greater epoch than
+   before shows that they have switched back.
 4. The pending releases, those of the last moments, the tickets and the renewals go to the new master, as after each
    reconnect. It may lack holds that the old one has granted (docs/stores/sentinel.md).
 5. In a quorum the new master is in quarantine from its promotion on. A client that met the old one sees another run_id
@@ -66,7 +67,8 @@ class MasterDialer(Dialer, Protocol):
     sentinels: Sentinels | None
 
     async def dial_to(self, address: Address | None) -> AbstractConnection:
-        """A new connection to the server at this address (None: at that of the settings), not yet connected."""
+        """A new connection to the master that the sentinels name so (None: to the server of the settings), not yet
+        connected."""
 
 
 class SentinelNode(RedisNode):
@@ -84,7 +86,7 @@ class SentinelNode(RedisNode):
         self._news = Watch(sentinels, self._switched, self._named, config.connect_timeout)
         self._master: Master | None = None  # of the connection, or of the attempt
         self._epoch = "", -1  # the run_id of the last master, and the greatest epoch in which sentinels named it
-        self._left: dict[Address, float] = {}  # rule 3: until when
+        self._left: dict[Address, tuple[float, float]] = {}  # rule 3: until when, and the greatest epoch known then
         self._attempt: asyncio.Timeout | None = None
 
     async def aclose(self) -> None:
@@ -96,7 +98,8 @@ class SentinelNode(RedisNode):
     # -- what the sentinels tell -----------------------------------------------------------------------------------
 
     def _switched(self, old: Address, new: Address) -> None:
-        self._left[old] = self.clock.now() + _LEFT
+        epoch = -1 if self._master is None else self._master.epoch
+        self._left[old] = self.clock.now() + _LEFT, math.inf if epoch < 0 else epoch
         self._left.pop(new, None)
         if self._master is None or self._master.address == old:
             self._leave(new)
@@ -134,14 +137,16 @@ class SentinelNode(RedisNode):
             if self._backoff.changed.is_set():
                 raise ConnectionError(f"{self.label}: {_SWITCHED}") from None
             if self.stage is Stage.LOOKUP and self._master is not None:
-                raise ConnectionError(f"the master {shown(self._master.address)}: {NO_ANSWER}; {ADVICE}") from None
+                where = shown(self._sentinels.dialed(self._master.address))
+                raise ConnectionError(f"the master {where}: {NO_ANSWER}; {ADVICE}") from None
             raise
         finally:
             self._attempt = None
 
     async def _dial(self) -> AbstractConnection:
         self._master = master = await self._sentinels.find(self._config.connect_timeout)
-        if self._left.get(master.address, -math.inf) > self.clock.now():
+        until, epoch = self._left.get(master.address, (-math.inf, -math.inf))
+        if until > self.clock.now() and master.epoch <= epoch:
             raise ConnectionError(f"{self.label}: some sentinels still name the old master {shown(master.address)}")
         return await self._managed.dial_to(master.address)
 
