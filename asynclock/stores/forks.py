@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Kept(NamedTuple):
-    """A socket. Its number may be that of another file once it is closed; device and inode are its own."""
+    """A socket, or a file. Its number may be that of another file once it is closed; device and inode are its own."""
 
     descriptor: int
     device: int
@@ -33,7 +33,7 @@ class Kept(NamedTuple):
     def is_open(self) -> bool:
         """In this process."""
         try:
-            return self == _kept(self.descriptor)
+            return self == kept_of(self.descriptor)
         except OSError:
             return False
 
@@ -78,7 +78,7 @@ def keep_from_children(descriptor: int) -> Kept | None:
     """A connection has come up on this socket. None: it is closed already, or has no identity. Any thread may call
     it."""
     try:
-        kept = _sockets[descriptor] = _kept(descriptor)
+        kept = _sockets[descriptor] = kept_of(descriptor)
     except OSError:
         return None
     return kept
@@ -95,10 +95,11 @@ def number_of_forks() -> int:
     return _forks
 
 
-def _kept(descriptor: int) -> Kept:
+def kept_of(descriptor: int) -> Kept:
+    """What this descriptor refers to. Raises OSError if it is closed, or has no identity."""
     found = os.fstat(descriptor)
     if not found.st_ino:  # a system where sockets have none: another one with the same number would count as this one
-        raise OSError("this socket cannot be distinguished from others")
+        raise OSError("this file cannot be distinguished from others")
     return Kept(descriptor, found.st_dev, found.st_ino)
 
 

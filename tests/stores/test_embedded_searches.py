@@ -19,7 +19,7 @@ from asynclock.stores.embedded.home import Home
 from asynclock.stores.embedded.searches import socket_of
 from tests.support.embedded_box import Box, SlowStart, leave, processes_of, search_under_way
 from tests.support.still_clock import turns
-from tests.support.waiters import LIMIT
+from tests.support.waiters import LIMIT, works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="whether a process is stopped is read in /proc")
 
@@ -210,3 +210,47 @@ async def test_a_caller_that_is_cancelled_leaves_the_search_to_the_others(box: B
     slow_start.go_on()
     async with asyncio.timeout(LIMIT):
         assert await second == box.socket()
+
+
+DAEMON = """
+    import asyncio, os
+    from asynclock import Redlock
+
+    async def lock():
+        async with Redlock("embedded:", connect_timeout=30, patience=30) as client, client("job"):
+            pass
+
+    asyncio.run(lock())
+    os.closerange(3, 1000)
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(FILES)]
+    asyncio.run(lock())
+    for each in files:
+        os.fstat(each)
+    print("locked twice", flush=True)
+"""
+
+
+@pytest.mark.parametrize("files", [0, 100])
+def test_a_program_that_closes_all_files(box: Box, files: int) -> None:
+    """As a daemon does at its start. It is no user of the server any more, and becomes one at its next lock. A file
+    that it has opened meanwhile, and that has the number of the lock file, stays open."""
+    program = box.start(DAEMON.replace("FILES", str(files)))
+    said, complaints = program.communicate(timeout=50)
+    assert (said, complaints) == ("locked twice\n", "")
+
+
+async def test_a_keeper_that_has_ended_is_no_zombie(box: Box) -> None:
+    """The program that has started it goes on. It waits for its end at the next search."""
+    await lock()
+    keeper = int((box.folder() / "alive").read_text().split()[0])
+    os.kill(keeper, signal.SIGKILL)
+    os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)
+    await lock()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(keeper, os.WNOHANG)
+
+
+async def lock() -> None:
+    """By a client of its own."""
+    async with asyncio.timeout(LIMIT), Redlock("embedded:", connect_timeout=LIMIT, patience=LIMIT) as client:
+        await works(client, "job")

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
 from asynclock.stores.embedded.keeper import AGAIN, ENDING, text_of
+from asynclock.stores.forks import Kept, kept_of
 from asynclock.stores.shared_calls import Call
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
     from asynclock.stores.embedded.home import Home
 
-_using: dict[Path, int] = {}  # folder -> descriptor of its `users`, locked shared until this process ends
+_using: dict[Path, Kept] = {}  # folder -> its `users`, locked shared until this process ends or closes it
+_keepers: set[int] = set()  # processes that this one has started, and has not waited for
 _opened: set[int] = set()  # descriptors of other lock files, for a moment
 _guard = threading.Lock()
 _unforked = threading.RLock()  # held for moments in which no child may be forked; a signal handler may fork in one
@@ -69,6 +71,7 @@ def _in_child() -> None:
     for each in _opened:
         os.close(each)  # not unlocked: that would end the lock of the parent
     _opened.clear()
+    _keepers.clear()
 
 
 os.register_at_fork(before=_unforked.acquire, after_in_parent=_unforked.release, after_in_child=_in_child)
@@ -115,6 +118,7 @@ class Search(Call[Path]):
         """Blocks, with limits. Raises ConfigError if the server cannot be started, ConnectionError if it does not
         answer, or if another process holds a lock, for too long."""
         pause, longest = _PAUSES
+        _reap()
         while True:
             try:
                 folder, path = self._home.make(), self._home.socket
@@ -236,18 +240,22 @@ def _use(folder: Path) -> bool:
                 os.close(users)
         if not is_locked:
             return False
-        before, _using[folder] = _using.get(folder), users
-        if before is not None:
-            os.close(before)  # its file was deleted, so the keeper that looks at it ends its server
+        before, using = _using.get(folder), kept_of(users)
+        _using[folder] = using
+        # A program may have closed it, as a daemon closes all files. Then its number may be that of the new one.
+        if before is not None and before != using and before.is_open:
+            os.close(before.descriptor)  # its file was deleted, so the keeper that looks at it ends its server
         return _uses(folder)
 
 
 def _uses(folder: Path) -> bool:
     """Whether this process has locked the `users` that is there now."""
+    using = _using.get(folder)
     try:
-        return folder in _using and os.path.samestat(os.fstat(_using[folder]), (folder / "users").lstat())
+        there = (folder / "users").lstat()
     except FileNotFoundError:
         return False
+    return using is not None and using.is_open and (using.device, using.inode) == (there.st_dev, there.st_ino)
 
 
 def _is_kept(folder: Path) -> bool:
@@ -295,4 +303,16 @@ def _keep(folder: Path, path: Path) -> str:
     else:
         return ""
     finally:
-        keeper.returncode = 0  # the keeper outlives this process; Popen must not warn that it still runs
+        if keeper.returncode is None:
+            _keepers.add(keeper.pid)
+            keeper.returncode = 0  # the keeper outlives this process; Popen must not warn that it still runs
+
+
+def _reap() -> None:
+    """A keeper that has ended, and that nobody has waited for, is a zombie as long as this process lives."""
+    for keeper in list(_keepers):
+        ended = True
+        with contextlib.suppress(ChildProcessError):  # the program has waited for it
+            ended = os.waitpid(keeper, os.WNOHANG)[0] == keeper
+        if ended:
+            _keepers.discard(keeper)
