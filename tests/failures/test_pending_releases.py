@@ -18,6 +18,7 @@ from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import pending
 from asynclock.stores.redis.connection import Connection
 from asynclock.stores.redis.delivery import Delivery
+from asynclock.stores.redis.handlers import IgnoredReply
 from asynclock.stores.redis.pending import PendingReleases
 from tests.support.cut_servers import Clocked, cut_proxies, heal_proxies, proxies_to, swallow
 from tests.support.default_keys import key_of, keys_of
@@ -74,6 +75,17 @@ def test_unanswered_ids_are_bounded_by_number_and_by_time(monkeypatch: pytest.Mo
     assert len(releases.unanswered) == 20
     cut(-1, 1000.0)
     assert len(releases.unanswered) == 1
+
+
+def test_unanswered_ids_are_dropped_after_the_last_outage() -> None:
+    """No connection is lost any more. The next releases drop the ids that have expired, some of them each."""
+    releases = PendingReleases()
+    handlers = [IgnoredReply(Op(Verb.ACQUIRE, MUTEX, "x", f"{each:032}", 30.0), 0.0, 1.0) for each in range(200)]
+    releases.cut_off(handlers, 0.0)
+    assert releases.was_unanswered(f"{7:032}", 1.0)
+    assert len(releases.unanswered) == 200
+    assert not any(releases.was_unanswered("new", 1000.0) for _ in range(5))
+    assert not releases.unanswered
 
 
 async def test_a_pending_release_expires_while_the_node_is_down(servers: Servers, name: str) -> None:

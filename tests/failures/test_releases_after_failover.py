@@ -355,5 +355,5 @@ def test_f21_another_master_gets_the_releases_of_its_slots() -> None:
     for i in range(4):
         releases.sent.append(release(i))
     releases.cut_off([], 1.0)
-    assert [int(each.id) for each in releases.take(lambda name: name == "x1")] == [1, 3]
+    assert [int(each.id) for each in releases.take(lambda op: op.name == "x1")] == [1, 3]
     assert sent_again(releases, 1.0) == [0, 2]

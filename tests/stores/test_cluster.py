@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,10 +19,20 @@ from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.cluster import masters
 from asynclock.stores.redis.cluster.store import ClusterStore
-from asynclock.stores.redis.keys import slot_of
+from asynclock.stores.redis.keys import channel, slot_of, tag_within
 from tests.support.commands import answered, json_of
 from tests.support.ports import free_port
-from tests.support.probes import connection_of, look, nodes_of, redirected, without_slots
+from tests.support.probes import (
+    before_use,
+    break_connection,
+    connection_of,
+    look,
+    nodes_of,
+    pool_of,
+    redirected,
+    tag_of,
+    without_slots,
+)
 from tests.support.servers import Servers
 from tests.support.services.cluster import Cluster
 from tests.support.waiters import LIMIT, PATIENT, healthy, until, works
@@ -406,3 +417,48 @@ async def test_the_keys_of_a_master_are_chosen_once(
     assert not tries
     assert [each.tag for each in node.shards] == tags
     assert all(tags)
+
+
+async def test_a_channel_that_changes_during_a_connect(
+    shared_cluster: Cluster, redlock: Redlock, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot of the channel leaves the master after the handshake. The client subscribes to the next one, since it
+    would get no notices with a grant on the old one."""
+    await works(redlock, name)
+    (node,) = nodes_of(redlock)
+    shard = node.shards[0]
+    (member,) = [each for each in shared_cluster.masters if each.port == shard.address.port]
+    first, at = slot_of("", f"{{{shard.tag}}}"), shared_cluster.masters.index(member)
+    other = tag_within(lambda slot: slot * len(shared_cluster.masters) // 16384 == at and slot != first)
+    before_use(shard, monkeypatch, lambda: setattr(shard, "tag", other))
+    break_connection(connection_of(shard))
+    await until(lambda: channel(tag_of(redlock), other).encode() in member.cli("PUBSUB", "SHARDCHANNELS"))
+
+
+async def test_names_in_one_slot_without_a_hash_tag(shared_cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """They share it by chance. The ops of a lock of both go to the master of that slot at once, and not to that of the
+    slot of their joined text."""
+    seen = dict[int, str]()
+    for number in count():
+        each = f"{name}:{number}"
+        slot = slot_of(PREFIX, each)
+        if slot in seen and _master(slot) != _master(slot_of(PREFIX, ", ".join(sorted([seen[slot], each])))):
+            break
+        seen.setdefault(slot, each)
+    await works(redlock, each)
+    before = shared_cluster.refusals("MOVED")
+    async with redlock.multi(seen[slot], each) as lease:
+        await lease.extend()
+    assert shared_cluster.refusals("MOVED") == before
+
+
+def _master(slot: int) -> int:
+    return slot * 3 // 16384
+
+
+@pytest.mark.filterwarnings("ignore:.*read_from_replicas:DeprecationWarning")
+def test_a_client_that_reads_from_replicas() -> None:
+    """Its connections send READONLY. Those of the locks do not: they read and write at masters."""
+    theirs = RedisCluster("a", 6379, read_from_replicas=True)
+    store = ClusterStore(theirs)
+    assert "redis_connect_func" not in pool_of(store.dialer(store.seeds[0])).connection_kwargs

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from asynclock.stores.redis import keys
 from asynclock.stores.redis.cluster.masters import first_answer
 from asynclock.stores.redis.cluster.topology import (
     Address,
@@ -95,6 +96,13 @@ def test_a_tag_in_a_slot() -> None:
     assert 5461 <= slot_of("", f"{{{tag}}}") <= 10922
     assert tag_within(lambda slot: slot == 7) == tag_within(lambda slot: slot == 7) != ""
     assert tag_within(lambda slot: False) == ""
+
+
+def test_the_tags_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master with few slots needs thousands of tries, in one turn of the loop. Those of one are of use to all."""
+    assert tag_within(lambda slot: False) == ""
+    monkeypatch.setattr(keys, "key_slot", lambda key: pytest.fail(f"another try: {key!r}"))
+    assert all(tag_within(lambda slot: slot == mine) for mine in range(16))  # noqa: B023
 
 
 async def test_the_first_answer_that_names_a_slot_counts() -> None:

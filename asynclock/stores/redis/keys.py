@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from redis.crc import key_slot
@@ -13,6 +13,8 @@ from asynclock.rules.model import ID_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from asynclock.rules.model import Op
 
 
 class Keys(NamedTuple):
@@ -27,6 +29,8 @@ class Keys(NamedTuple):
 
 _TRIES = 1 << 17
 """So many hash tags are tried: they are in all slots but a few."""
+
+_SOME = 512  # numbers that are tried at a time
 
 _MOST = 4096  # the greatest number of cached names
 _LONGEST = 256  # bytes of prefix and name; keys of longer names are not cached, because they could fill the memory
@@ -93,6 +97,11 @@ def slot_of(prefix: str, name: str) -> int:
     return int(key_slot((prefix + name).encode()))
 
 
+def slot_of_op(prefix: str, op: Op) -> int:
+    """The slot of an op. If it has several names, they are all in this slot."""
+    return slot_of(prefix, op.kind.parts[0].name if op.kind.parts else op.name)
+
+
 def only_slot(prefix: str) -> int | None:
     """The slot in which all names are, because the prefix has a hash tag; None: they are in many."""
     return slot_of(prefix, "") if _tag(prefix) is not None else None
@@ -105,7 +114,34 @@ def tag_of(prefix: str) -> str:
 
 def tag_within(owned: Callable[[int], bool]) -> str:
     """A hash tag in one of the slots for which `owned` is true. All clients find the same one. "": there is none."""
-    return next((str(n) for n in range(_TRIES) if owned(key_slot(b"%d" % n))), "")
+    global _tags  # noqa: PLW0603 - one process, one table; if two threads find more at once, one result is dropped
+    tags, looked = _tags, 0
+    while True:
+        for slot, tag in islice(tags.by_slot.items(), looked, None):
+            if owned(slot):
+                return tag
+        if tags.tried >= _TRIES:
+            return ""
+        looked = len(tags.by_slot)
+        _tags = tags = tags.more()
+
+
+class _Tags(NamedTuple):
+    """The first hash tag in each slot, in the order in which they are tried. A process looks for them once, since a
+    master with few slots needs thousands of tries."""
+
+    by_slot: dict[int, str]
+    tried: int
+
+    def more(self) -> _Tags:
+        """After some more tries."""
+        by_slot = dict(self.by_slot)
+        for number in range(self.tried, self.tried + _SOME):
+            by_slot.setdefault(key_slot(b"%d" % number), str(number))
+        return _Tags(by_slot, self.tried + _SOME)
+
+
+_tags = _Tags({}, 0)
 
 
 def _slot_mate(prefix: str, name: str, hold: str) -> str:

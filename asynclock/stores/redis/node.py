@@ -134,7 +134,7 @@ class RedisNode:
                 send = connection.send_after_ping
             op.sent = handler.sent
             self._sent.append(op)
-            if self._pending.unanswered and op.id in self._pending.unanswered:
+            if self._pending.unanswered and self._pending.was_unanswered(op.id, handler.sent):
                 wire = encode_whole(op, self._config.prefix, tombstone=True)
             elif self._native and wire.__class__ is tuple and wire[0] == self._native:  # packed for another node
                 wire = wire[1]

@@ -31,6 +31,9 @@ LATELY = 2.0
 """Seconds for which a release is kept after it was sent. A replica is rarely further behind, and sentinels tell of a
 switch within this time."""
 
+_DROPPED = 64
+"""The greatest number of expired ids that one release drops."""
+
 
 class PendingReleases:
     """The pending releases of one node, the releases that it got lately, and the ids whose acquire was not answered."""
@@ -89,6 +92,15 @@ class PendingReleases:
         )
         self.sent.clear()
 
+    def was_unanswered(self, id: str, now: float) -> bool:
+        """Whether the acquire of that id was not answered on an earlier connection. Some ids that have expired are
+        dropped: no connection may be lost for a long time after an outage that left many."""
+        for _ in range(_DROPPED):
+            if not self.unanswered or next(iter(self.unanswered.values())) > now:
+                break
+            self.unanswered.popitem(last=False)
+        return id in self.unanswered
+
     def prune(self, now: float) -> None:
         """Drop the entries that have expired, and the oldest of too many."""
         releases, unanswered = self._releases, self.unanswered
@@ -99,14 +111,13 @@ class PendingReleases:
         while self._again and release_again(self._again[0]).until <= now:
             self._again.popleft()
 
-    def take(self, wanted: Callable[[str], bool]) -> list[PendingRelease]:
-        """Remove and return the releases to send of the names for which `wanted` is true: another server has these
-        names now."""
-        found = [release for release in self._releases.values() if wanted(release.name)]
+    def take(self, wanted: Callable[[Op], bool]) -> list[PendingRelease]:
+        """Remove and return the releases to send for which `wanted` is true: another server has their names now."""
+        found = [release for release in self._releases.values() if wanted(release)]
         for release in found:
             del self._releases[release.id]
-        again = [release_again(op) for op in self._again if wanted(op.name)]
-        self._again = deque((op for op in self._again if not wanted(op.name)), MOST_SENT)
+        again = [release_again(op) for op in self._again if wanted(op)]
+        self._again = deque((op for op in self._again if not wanted(op)), MOST_SENT)
         return found + again
 
     def drain(self, now: float, most: int) -> list[PendingRelease]:

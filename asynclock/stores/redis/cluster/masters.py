@@ -18,7 +18,7 @@ from asynclock.stores.port import PROBE
 from asynclock.stores.redis.cluster.acknowledged import AcknowledgedReleases
 from asynclock.stores.redis.cluster.shard import Router, Shard
 from asynclock.stores.redis.cluster.topology import SLOTS, Address, span_of, without_host_name
-from asynclock.stores.redis.keys import mark, only_slot, slot_of, tag_of, tag_within
+from asynclock.stores.redis.keys import mark, only_slot, slot_of_op, tag_of, tag_within
 from asynclock.stores.redis.pending import PendingReleases
 
 if TYPE_CHECKING:
@@ -303,8 +303,8 @@ class Masters:
         prefix, owners = self._config.prefix, self.by_slot
         take = self._ownerless.take if shard is None else shard.take_pending
         by_owner: dict[Shard, list[PendingRelease]] = {}
-        for op in take(lambda name: owners[slot_of(prefix, name)] not in (shard, None)):
-            if (owner := owners[slot_of(prefix, op.name)]) is not None:
+        for op in take(lambda op: owners[slot_of_op(prefix, op)] not in (shard, None)):
+            if (owner := owners[slot_of_op(prefix, op)]) is not None:
                 by_owner.setdefault(owner, []).append(op)
         for owner, releases in by_owner.items():
             owner.deliver(releases)

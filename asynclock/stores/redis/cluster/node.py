@@ -37,7 +37,7 @@ from asynclock.stores.redis.cluster.masters import Masters, Source
 from asynclock.stores.redis.cluster.parked import Parked
 from asynclock.stores.redis.cluster.topology import one_address, redirect_of
 from asynclock.stores.redis.handlers import Doubtful
-from asynclock.stores.redis.keys import slot_of
+from asynclock.stores.redis.keys import slot_of, slot_of_op
 from asynclock.stores.redis.replies import ServerError, clear, is_redirect
 from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
@@ -87,7 +87,7 @@ class ClusterNode:
     # -- commands ------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
-        self._send(slot_of(self._prefix, op.name), op, handler)
+        self._send(slot_of_op(self._prefix, op), op, handler)
 
     def _send(self, slot: int, op: Op, handler: ReplyHandler) -> None:
         shard = self._masters.by_slot[slot]
@@ -128,7 +128,7 @@ class ClusterNode:
 
     def redirected(self, shard: Shard, handler: ReplyHandler, error: ServerError) -> None:
         """A shard did nothing, because it does not have the slot of the op, or not all of its keys."""
-        masters, slot, now = self._masters, slot_of(self._prefix, handler.op.name), self.clock.now()
+        masters, slot, now = self._masters, slot_of_op(self._prefix, handler.op), self.clock.now()
         where = redirect_of(str(error), shard.address)
         to = masters.at(where.to) if where.to is not None else None
         why: Exception = error if to is not shard else one_address(shard.label, str(error))
@@ -160,7 +160,7 @@ class ClusterNode:
             if handler.op.revoked or handler.op.verb is BREAK:
                 handler.fail(self.index, error, maybe=True)
             else:
-                slots.add(slot := slot_of(self._prefix, handler.op.name))
+                slots.add(slot := slot_of_op(self._prefix, handler.op))
                 self._parked.add(slot, Doubtful(handler), error)
         self._parked.release_all(slots.__contains__)
 

@@ -214,12 +214,15 @@ class Shard(RedisNode):
 
     async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:
         native = await super()._greet(ask, name)
-        self._tag = await subscribe(ask, self._client, self.tag) if self._rights.silence is None and self.tag else b""
+        self._asked_tag = tag = self.tag
+        self._tag = await subscribe(ask, self._client, tag) if self._rights.silence is None and tag else b""
         return native
 
     async def _open_connection(self) -> None:
         await super()._open_connection()
-        if isinstance(self._connection, ShardConnection):
+        if self.tag != self._asked_tag:  # slots have moved since
+            await self.subscribe()
+        elif isinstance(self._connection, ShardConnection):
             self._connection.tag = self._tag
 
     async def subscribe(self) -> None:
@@ -254,8 +257,8 @@ class Shard(RedisNode):
         """It has answered a release."""
         self._pending.sent.append(op)
 
-    def take_pending(self, wanted: Callable[[str], bool]) -> list[PendingRelease]:
-        """Give up the pending releases of these names: another shard has their slot now."""
+    def take_pending(self, wanted: Callable[[Op], bool]) -> list[PendingRelease]:
+        """Give up these pending releases: another shard has their slot now."""
         return self._pending.take(wanted)
 
     def deliver(self, releases: Sequence[PendingRelease]) -> None:

@@ -91,6 +91,7 @@ class ClusterStore:
         manager = client.nodes_manager
         nodes = list(manager.startup_nodes.values())
         self._kwargs, self._connection_class = dict(nodes[0].connection_kwargs), nodes[0].connection_class
+        self._kwargs.pop("redis_connect_func", None)  # of read_from_replicas: it sends READONLY
         self._remap = getattr(manager, "address_remap", None)
         self.seeds = tuple(Address(each.host, int(each.port)) for each in nodes)
 
