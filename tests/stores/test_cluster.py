@@ -21,9 +21,9 @@ from asynclock.stores.redis.cluster import masters
 from asynclock.stores.redis.cluster.store import ClusterStore
 from asynclock.stores.redis.keys import channel, slot_of, tag_within
 from tests.support.commands import answered, json_of
+from tests.support.connect_probes import before_use
 from tests.support.ports import free_port
 from tests.support.probes import (
-    before_use,
     break_connection,
     connection_of,
     look,

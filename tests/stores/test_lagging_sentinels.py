@@ -9,10 +9,10 @@ from redis.asyncio.sentinel import Sentinel
 
 from asynclock import Redlock
 from asynclock.stores.redis.sentinel import node as sentinel_node
+from tests.support.connect_probes import after_handshake
 from tests.support.lagging_sentinel import LaggingSentinel
 from tests.support.ports import free_port
 from tests.support.probes import (
-    after_handshake,
     break_connection,
     connection_of,
     in_quarantine,
