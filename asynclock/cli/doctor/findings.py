@@ -279,7 +279,14 @@ def _writes(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
             why = f"refuses writes, because its last {failed} failed (MISCONF)"
         told = each.role == "replica" or (each.no_write.startswith("OOM") and _is_full(each))
         if why and not told:
-            yield Finding(Severity.ERROR, "writes", (each.node,), f"{each.node} {why}.", "It casts no vote.", advice)
+            yield Finding(
+                Severity.ERROR,
+                "writes",
+                (each.node,),
+                f"{each.node} {why}.",
+                "It casts no vote.",
+                advice,
+            )
 
 
 def _is_full(facts: NodeFacts) -> bool:
