@@ -4,6 +4,7 @@ standby that is gone. The other session is a connection of the test's own."""
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -19,7 +20,7 @@ from asynclock.events import NodeDown
 from asynclock.stores.sql import SQLStore, engines, lines, pool, single, transactions
 from tests.support.gone_standby import standby_gone
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
-from tests.support.waiters import LIMIT, LONG
+from tests.support.waiters import LIMIT, LONG, until
 
 PROMPT = 4.0
 """Seconds in which other names are served: less than the limit of a statement, and enough for a busy machine."""
@@ -123,6 +124,20 @@ async def test_f6_many_locked_rows_do_not_take_all_connections(server: PostgreSQ
             async with asyncio.timeout(LIMIT):
                 assert all(isinstance(each, Lease) for each in await asyncio.gather(*acquiring))
     assert not events
+
+
+async def test_f6_a_multi_that_waits_for_a_row_ends_no_lease_of_another(server: PostgreSQL, name: str) -> None:
+    """A task of the same client holds the first name, for less time than an op may wait for a row. Its renewal comes
+    after the multi."""
+    a, b, store = f"{name}:a", f"{name}:b", SQLStore(server.url)
+    async with Redlock(store, lease=3.0, patience=LIMIT) as client:
+        await make_rows(client, a, b)
+        async with client(a, renew=False) as lease, another_session(server, locks(b)):
+            asking = asyncio.create_task(client.multi(a, b).acquire(timeout=None))
+            await until(lambda: store.delay([b], math.inf))
+            await lease.extend()
+            asking.cancel()
+            await asyncio.wait({asking})
 
 
 @pytest.mark.parametrize("how", ["row", "table", "standby"])
