@@ -42,7 +42,7 @@ from asynclock.protocol.terms import Terms
 from asynclock.protocol.watchdog import LoopLag
 from asynclock.quorum.ballot import WON
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import EXTEND, RELEASE, TIMED, Notice, Op, Part, State
+from asynclock.rules.model import EXTEND, ID_LENGTH, RELEASE, TIMED, Notice, Op, Part, State
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
@@ -763,9 +763,10 @@ class World:
         return None
 
     def _has(self, index: int, tenure: Tenure) -> bool:
-        """Whether a node has the hold, under each of its names."""
+        """Whether a node has the hold, under each of its names, where its id may have a mode."""
+        own = tenure.hold.op.id[:ID_LENGTH]
         return all(
-            any(each.id == tenure.hold.op.id for each in self._state(index, name).holds) for name in tenure.hold.names
+            any(each.id[:ID_LENGTH] == own for each in self._state(index, name).holds) for name in tenure.hold.names
         )
 
     def _state(self, index: int, name: str) -> State:
@@ -776,10 +777,10 @@ class World:
         for index, states in enumerate(self.states):
             for name in states:
                 state = self._state(index, name)
-                found |= {each.id for each in state.queue}
-                found |= {each.id for each in state.holds if each.id not in TIMED}
+                found |= {each.id[:ID_LENGTH] for each in state.queue}
+                found |= {each.id[:ID_LENGTH] for each in state.holds if each.id not in TIMED}
                 taken = taken or bool(state.holds)
-        if found - known:
+        if found - {each[:ID_LENGTH] for each in known}:
             return "an orphan"
         nothing = all(node.quiet for node in self._nodes()) and not self._is_late()
         waits = [each for each in self.callers if each.claim is not None and not each.wakes]

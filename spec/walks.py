@@ -14,6 +14,8 @@ from time import process_time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock._options import LockSettings
+from asynclock.locks.multi import Multi
+from asynclock.rules.model import Part
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
@@ -34,6 +36,10 @@ def _each(letters: str, kind: Kind = MUTEX, **settings: Any) -> tuple[Want, ...]
     return tuple(Want(letter, kind, times=2, settings=LockSettings(lease=LEASE, **settings)) for letter in letters)
 
 
+IN_ORDER = Multi([Part("x", FAIR), Part("y", FAIR)])
+SECOND = Multi([Part("y", FAIR)])
+OF_KINDS = Multi([Part("x", READ), Part("y", FAIR)])
+
 CALLERS = {
     "mutex": _each("abc"),
     "local": _each("aab"),
@@ -42,6 +48,8 @@ CALLERS = {
     "read-write": (*_each("ac", READ), *_each("b", WRITE), Want("a", WRITE)),
     "semaphore": _each("aabc", Semaphore(2)),
     "multi": (*_each("ab", BOTH), Want("c", times=2)),
+    "multi in order": (*_each("abcd", IN_ORDER), Want("e", FAIR, times=2), Want("f", SECOND, times=2)),
+    "multi of kinds": (*_each("abcd", OF_KINDS), Want("e", WRITE, times=2), Want("f", SECOND, times=2)),
     "reentrant": (Want("a", entries=3, times=2), Want("b", entries=2, times=2), Want("c")),
     "handover": (Want("a", ends="detaches"), Want("b", adopts=True), Want("c", times=2)),
     "once": tuple(Want(letter, done_for=5.0, times=2) for letter in "abc"),
@@ -49,7 +57,7 @@ CALLERS = {
     "min_hold": _each("abc", min_hold=4.0),
     "max_hold": _each("abc", max_hold=8.0),
 }
-"""Three or four callers, by the name of the scene."""
+"""Three callers or more, by the name of the scene."""
 
 FAULTS: dict[str, dict[str, int]] = {
     "calm": {},
