@@ -73,8 +73,13 @@ def fenced_sync(
     /,
 ) -> CursorResult[Any]:
     """As `fenced`, for a Session or a Connection that is not async."""
+    from sqlalchemy import Connection as _Connection
+
     held = _lease(lease)
-    result: Any = session.execute(_update(statement, column, held.fence))
+    update = _update(statement, column, held.fence)
+    if isinstance(session, _Connection):
+        _check_size(session, column)
+    result: Any = session.execute(update)
     _check_size(getattr(result, "connection", None), column)
     if result.rowcount <= 0:  # -1: SQLite's driver does not count the rows of an UPDATE that begins with WITH
         # Where the UPDATE ran: a session may send a SELECT to a replica, which does not have the token yet. The result
@@ -196,6 +201,7 @@ def _check_size(connection: Connection | None, column: Any) -> None:
     if connection is None or connection.dialect.name not in {"mysql", "mariadb"}:
         return
     kind = column.type.dialect_impl(connection.dialect)
+    kind = getattr(kind, "impl_instance", kind)  # of a TypeDecorator
     if isinstance(kind, Integer) and not isinstance(kind, BigInteger):
         raise ConfigError(f"{column} is {kind!r}, and a token needs 64 bits: make it a BigInteger, and roll back")
 

@@ -11,7 +11,7 @@ from asynclock._clock import LATE
 from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Notice, Op
 from asynclock.stores.deciding import copy_of
 from asynclock.stores.port import Facts
-from asynclock.stores.redis.handlers import is_overdue, overdue_at, patience
+from asynclock.stores.redis.handlers import overdue_at, patience
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.reports import Reports
 from simulation.network import Connection, Request
@@ -191,7 +191,7 @@ class SimulatedNode:
         if now - connection.moved_at >= patience(limit):
             self._lost(connection, TimeoutError(f"{self.label} has been silent for {now - connection.moved_at:.3g} s"))
             return
-        overdue = [each for each in waiting if is_overdue(each, connection.moved_at, now)]  # type: ignore[arg-type]
+        overdue = [each for each in waiting if overdue_at(each, connection.moved_at) <= now]  # type: ignore[arg-type]
         late = (overdue_at(each, connection.moved_at) for each in waiting)  # type: ignore[arg-type]
         again = min([connection.moved_at + patience(limit), *(at for at in late if at > now)])
         self._watch(max(again, now + 0.001))

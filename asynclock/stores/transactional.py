@@ -326,7 +326,7 @@ class TransactionalNode:
     def _decide(self, job: Job) -> Running | None:
         if job.op.verb is Verb.ACQUIRE:
             job.op.sent = self._clock.now()
-        elif job.op.verb is Verb.RELEASE:
+        elif job.op.verb is Verb.RELEASE and (job.op.rest or job.op.id in self._doubts):
             self._prepare_release(job)
         pending = self._store.decide(self._prefix, job.asked, partial(self._answer, job.handler))
         if pending is None:
@@ -335,11 +335,9 @@ class TransactionalNode:
         return running
 
     def _prepare_release(self, job: Job) -> None:
-        doubtful, waited = job.op.id in self._doubts, self._clock.now() - job.sent
-        if doubtful or (job.op.rest and waited > 0):
-            job.asked = copy_of(job.op)
-            job.asked.tombstone |= doubtful
-            job.asked.rest = max(0.0, job.op.rest - waited)  # min_hold counts from the release
+        job.asked = copy_of(job.op)
+        job.asked.tombstone |= job.op.id in self._doubts
+        job.asked.rest = max(0.0, job.op.rest - (self._clock.now() - job.sent))  # min_hold counts from the release
 
     async def _decide_once_up(self, job: Job) -> None:
         if self._down is not None:

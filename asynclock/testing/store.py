@@ -81,8 +81,8 @@ class FakeStore(MemoryStore):
         self._server = _Server.UP
         self._nodes: WeakSet[FakeNode] = WeakSet()
         self._prefixes = {"lock:": None}  # of its clients; a dict keeps their order
-        self._busy: set[str] = set()  # names that another owner holds
-        self._freed: set[str] = set()  # names that it gives back once the store is up
+        self._busy: dict[str, None] = {}  # names that another owner holds, in order
+        self._freed: dict[str, None] = {}  # names that it gives back once the store is up
         self._cuts = 0  # so often its connections were cut
         self._alone = True
         self._waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}  # for a change of `_server`
@@ -107,8 +107,8 @@ class FakeStore(MemoryStore):
         program under test learns of it as in production, at its next renewal. Raises ConfigError."""
         check_name(name)
         with self._guard:
-            self._busy.add(name)
-            self._freed.discard(name)
+            self._busy[name] = None
+            self._freed.pop(name, None)
             for prefix in self._prefixes:
                 self._occupy(prefix, Part(name, MUTEX))
 
@@ -118,8 +118,8 @@ class FakeStore(MemoryStore):
         with self._guard:
             if name not in self._busy:
                 raise LockNotHeld(f"{brief(name)} is not busy: call busy() before free()", name=name)
-            self._busy.remove(name)
-            self._freed.add(name)
+            del self._busy[name]
+            self._freed[name] = None
             if self._server is _Server.UP:
                 self._release_freed()
 
@@ -225,7 +225,7 @@ class FakeStore(MemoryStore):
         with self._guard:
             for part in parts_of(op) if self._busy else ():
                 if op.verb is Verb.BREAK:
-                    self._busy.discard(part.name)
+                    self._busy.pop(part.name, None)
                 self._occupy(prefix, part)
         return super().decide(prefix, op, answer)
 

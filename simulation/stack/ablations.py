@@ -20,7 +20,7 @@ from asynclock.stores.redis import encoding, node, replies
 from asynclock.stores.redis.cluster.node import ClusterNode
 from asynclock.stores.redis.connection import Connection
 from asynclock.stores.redis.deadlines import Deadlines
-from asynclock.stores.redis.handlers import is_overdue
+from asynclock.stores.redis.handlers import overdue_at
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.replies import Fault, ServerError
 from asynclock.stores.redis.restarts import Restarts
@@ -60,7 +60,7 @@ async def _without_limit(limit: float) -> AsyncIterator[None]:
 
 
 def _drops_overdue(self: Any, now: float) -> None:
-    left = [each for each in self.waiting if not is_overdue(each, self.moved_at, now)]
+    left = [each for each in self.waiting if overdue_at(each, self.moved_at) > now]
     _FAIL_OVERDUE(self, now)
     self.waiting.clear()
     self.waiting.extend(left)

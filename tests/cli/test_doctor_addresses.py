@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from asynclock.cli.doctor import addresses
 from asynclock.cli.doctor.facts import NodeFacts, facts_of
 from asynclock.cli.doctor.findings import HIDDEN, findings, led_to_one
 from asynclock.cli.doctor.severity import Finding, Severity, Terms
@@ -13,6 +14,7 @@ from asynclock.stores.redis.store import RedisStore
 from tests.support.balancer import Balancer
 from tests.support.commands import answered
 from tests.support.servers import Servers
+from tests.support.waiters import LIMIT
 
 TERMS = Terms("lock:", 30.0, 60.0, 3.0)
 
@@ -41,8 +43,9 @@ async def test_f21_doctor_finds_two_servers_behind_one_address(servers: Servers,
     assert [each.dbsize() for each in (two[0].cli(), two[1].cli())] == [0, 0]
 
 
-async def test_a_server_that_pauses_during_the_comparison(servers: Servers) -> None:
+async def test_a_server_that_pauses_during_the_comparison(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than 2 s: the key is still there."""
+    monkeypatch.setattr(addresses, "_LIMIT", LIMIT)
     server = servers.start()
     server.user("-info")
     async with Pausing(servers.folder / "pauses", [server]) as proxy:

@@ -34,6 +34,7 @@ from tests.support.services import needs, program
 from tests.support.services.mariadb import own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql, pgbouncer, until
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers, url_of
+from tests.support.waiters import LIMIT
 
 DURABLE = {"fsync": "on", "full_page_writes": "on"}
 HARMLESS = {"notices", "ensemble", "ttl-nodes"}
@@ -394,7 +395,7 @@ async def test_a_zookeeper_that_is_silent_about_its_servers(
     """It gives a session, so locks can be acquired: only the number of the servers is unknown."""
     monkeypatch.setattr(zookeepers, "_ANSWER", 3.0)
     async with KeepsConfig(shared_zookeeper.port) as proxy:
-        facts = await zookeepers.zookeeper_facts(ZooKeeperStore(f"zookeeper://127.0.0.1:{proxy.port}/locks"), 3.0)
+        facts = await zookeepers.zookeeper_facts(ZooKeeperStore(f"zookeeper://127.0.0.1:{proxy.port}/locks"), LIMIT)
     assert (facts.error, facts.hidden, facts.voters) == ("", ("/zookeeper/config",), None)
     assert facts.given
 

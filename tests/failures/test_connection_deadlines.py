@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from redis.backoff import ConstantBackoff
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.redis.handlers import IgnoredReply, is_overdue
+from asynclock.stores.redis.handlers import IgnoredReply, UnfailedCommands
 from asynclock.stores.redis.pending import PendingReleases
 from tests.support.probes import contended
 from tests.support.servers import Server
@@ -38,7 +39,21 @@ pytestmark = pytest.mark.both_loops("the loop has the timers")
 def test_silence_makes_a_command_overdue_not_age(moved_at: float, now: float, overdue: bool) -> None:
     """Sent at 10.0 with 0.05 s to answer, on a connection that last received data at `moved_at`."""
     handler = IgnoredReply(Op(Verb.RELEASE, MUTEX, "x", "", 30.0), 10.0, 10.05)
-    assert is_overdue(handler, moved_at, now) is overdue
+    commands = UnfailedCommands()
+    commands.read(deque([handler]), moved_at)
+    assert bool(commands.take_overdue(now)) is overdue
+
+
+def test_data_that_arrives_gives_the_commands_more_time() -> None:
+    """Those that were failed before are not failed again without it."""
+    waiting = deque(IgnoredReply(Op(Verb.RELEASE, MUTEX, "x", "", 30.0), 10.0, 10.05 + each) for each in range(3))
+    commands = UnfailedCommands()
+    commands.read(waiting, 10.0)
+    assert commands.take_overdue(10.06) == [waiting[0]]
+    commands.read(waiting, 10.0)
+    assert commands.take_overdue(11.06) == [waiting[1]]
+    commands.read(waiting, 12.0)
+    assert commands.next == pytest.approx(12.05)
 
 
 def test_a_pending_release_expires() -> None:

@@ -25,7 +25,8 @@ class Interrupted(BaseException):
 
 
 class Handler:
-    """Of a release of nothing, with so many seconds. It counts its answers, and its failures."""
+    """Of a release of nothing, with so many seconds. It counts its answers, and its failures. The first call of
+    one that is interrupted counts nothing: the exception comes before its first line."""
 
     def __init__(self, client: Redlock, seconds: float, *, interrupted: bool = False) -> None:
         self.op = Op(Verb.RELEASE, MUTEX, "free", f"{'0' * 32}|", 30.0)
@@ -36,13 +37,13 @@ class Handler:
 
     def answer(self, index: int, reply: Any) -> None:
         del index, reply
-        self.answers += 1
         self._interrupt()
+        self.answers += 1
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
         del index, error, maybe
-        self.failures += 1
         self._interrupt()
+        self.failures += 1
 
     def _interrupt(self) -> None:
         if self._interrupted:
@@ -71,6 +72,7 @@ async def test_an_answer_that_is_handled_in_a_later_turn(server: Server, name: s
     async with Redlock(server.url, lease=LONG) as client:
         await works(client, name)
         handlers = [Handler(client, LONG, interrupted=each == REPLIES + 10) for each in range(3 * REPLIES)]
+        before = connection_of(nodes_of(client)[0])
         server.freeze()
         send(client, handlers)
         await asyncio.sleep(0)
@@ -78,6 +80,7 @@ async def test_an_answer_that_is_handled_in_a_later_turn(server: Server, name: s
         await until(lambda: all(each.answers or each.failures for each in handlers))
         assert [type(each) for each in raised] == [Interrupted]
         await works(client, name)
+        assert connection_of(nodes_of(client)[0]) is not before
 
 
 async def test_a_failure_at_the_loss_of_a_connection(server: Server, name: str, raised: list[Any]) -> None:
@@ -112,21 +115,24 @@ async def test_votes_that_the_replicas_do_not_confirm(server: Server, name: str,
     store = RedisStore(server.url, min_replicas=1)
     async with asyncio.timeout(LIMIT):
         client = Redlock(store, lease=LONG, patience=0)
-        failed = list[Exception]()
+        failed, interrupted = list[Exception](), list[Exception]()
 
         def fails(error: Exception) -> None:
-            failed.append(error)
-            if len(failed) == 1:
+            if not interrupted:
+                interrupted.append(error)
                 raise Interrupted
+            failed.append(error)
 
         with pytest.raises(Exception, match="replicas"):
             await client(name).acquire(timeout=0)
         (node,) = nodes_of(client)
         for _ in range(3):
             node.confirm(lambda: None, fails)
-        break_connection(connection_of(node))
+        before = connection_of(node)
+        break_connection(before)
         await until(lambda: len(failed) == 3)
         assert [type(each) for each in raised] == [Interrupted]
+        await until(lambda: connection_of(node) not in (None, before))
         await client.aclose()
 
 
@@ -136,8 +142,12 @@ async def test_each_overdue_op_fails_once(server: Server, name: str) -> None:
     async with Redlock(server.url, lease=LONG) as client:
         await works(client, name)
         server.freeze()
-        handlers = [Handler(client, 1.5 + each / 100) for each in range(50)]
-        send(client, handlers)
-        await until(lambda: all(each.failures for each in handlers))
-        assert [each.failures for each in handlers] == [1] * len(handlers)
-        server.thaw()
+        try:
+            handlers = [Handler(client, LONG + each) for each in range(50)]
+            send(client, handlers)
+            connection = connection_of(nodes_of(client)[0])
+            for each in handlers[:30]:
+                connection.fail_overdue(each.deadline + 0.5)
+            assert [each.failures for each in handlers] == [1] * 30 + [0] * 20
+        finally:
+            server.thaw()

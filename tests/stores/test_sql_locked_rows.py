@@ -126,16 +126,20 @@ async def test_f6_many_locked_rows_do_not_take_all_connections(server: PostgreSQ
     assert not events
 
 
-async def test_f6_a_multi_that_waits_for_a_row_ends_no_lease_of_another(server: PostgreSQL, name: str) -> None:
-    """A task of the same client holds the first name, for less time than an op may wait for a row. Its renewal comes
-    after the multi."""
+async def test_f6_a_multi_that_waits_for_a_row_keeps_no_renewal_waiting(
+    server: PostgreSQL, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of the same client holds the first name. Its renewal comes after the multi, which waits for less time than
+    an op of one name."""
+    monkeypatch.setattr(transactions, "LIMIT", 10 * LIMIT)
     a, b, store = f"{name}:a", f"{name}:b", SQLStore(server.url)
-    async with Redlock(store, lease=3.0, patience=LIMIT) as client:
+    async with Redlock(store, lease=LONG, patience=LIMIT) as client:
         await make_rows(client, a, b)
         async with client(a, renew=False) as lease, another_session(server, locks(b)):
             asking = asyncio.create_task(client.multi(a, b).acquire(timeout=None))
             await until(lambda: store.delay([b], math.inf))
-            await lease.extend()
+            async with asyncio.timeout(LIMIT):
+                await lease.extend()
             asking.cancel()
             await asyncio.wait({asking})
 

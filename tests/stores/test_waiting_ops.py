@@ -61,14 +61,17 @@ async def test_f5_the_renewal_of_a_ticket_that_was_granted_begins_first(name: st
         async def transact(self, keys: Sequence[str], step: Step) -> None:
             await (super() if keys[0].endswith("another") else super(Gated, self)).transact(keys, step)
 
-    store = SlowFor()
-    async with patient(store) as holds, patient(store, lease=SHORT, node_timeout=1.0) as waits:
-        lease = await holds(name).acquire(timeout=None)
-        tasks = [asyncio.create_task(waits(name).acquire())]
+    clock = FakeClock()
+    store = SlowFor(clock)
+    async with patient(store) as holds, patient(store) as waits:
+        lease = await holds(name, renew=False).acquire(timeout=None)
+        tasks = [asyncio.create_task(waits(name).acquire(timeout=None))]
         await until(lambda: state_of(store, name).queue)
         async with store.busy(waits):
-            tasks.append(asyncio.create_task(waits(f"{name}:other").acquire()))
-            await waiting(waits, 2)  # the ticket is renewed, too
+            tasks.append(asyncio.create_task(waits(f"{name}:other").acquire(timeout=None)))
+            await waiting(waits, 1)
+            clock.advance(LONG / 2)  # the ticket is renewed
+            await waiting(waits, 2)
             await lease.release()
             assert state_of(store, name).holds
             store.begun.clear()

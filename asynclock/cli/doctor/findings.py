@@ -266,7 +266,7 @@ def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 
 
 def _writes(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
-    """What other findings do not tell: a replica refuses writes, and so does a server without memory."""
+    """Servers that refuse writes. Replicas and full servers have findings of their own."""
     del terms
     for each in facts:
         why, advice = "", "Free disk space, or see its log."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import islice
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from asynclock.stores.port import is_carried_out
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Iterable
 
     from asynclock.rules.model import Op
@@ -121,11 +121,6 @@ def overdue_at(handler: ReplyHandler | CommandReply, moved_at: float) -> float:
     return max(handler.deadline, min(moved_at + limit, handler.deadline + _BACKLOG))
 
 
-def is_overdue(handler: ReplyHandler | CommandReply, moved_at: float, now: float) -> bool:
-    """Whether a command is overdue at `now`. Pure."""
-    return now >= overdue_at(handler, moved_at)
-
-
 def patience(limit: float) -> float:
     """For how many seconds a server may be silent (rule 3 of `node.py`), if its oldest command has a time limit of
     `limit`. Pure."""
@@ -169,15 +164,20 @@ class UnfailedCommands:
 
 
 def call_each(calls: Iterable[Callable[[], object]]) -> None:
-    """Call all of them, also after one has raised an exception, as a handler of a signal may do at any point. Then
-    raise the first of these exceptions."""
-    left, failure = iter(calls), None
-    while True:
+    """Call all of them, also after one has raised an exception, as a handler of a signal may do at any point: also
+    before the first line of a call, so that one is called a second time. Then raise the first of these exceptions."""
+    left, again = deque(calls), False
+    failure: BaseException | None = None
+    while left:
         try:
-            for call in left:
-                call()
-            break
+            while left:
+                left[0]()
+                left.popleft()
+                again = False
         except BaseException as error:
             failure = failure or error
+            if again:
+                left.popleft()
+            again = not again
     if failure is not None:
         raise failure

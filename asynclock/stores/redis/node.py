@@ -229,8 +229,10 @@ class RedisNode:
         if self.state is not NodeState.CLOSED:
             self.state = NodeState.DOWN
             self._reports.down(error)
-        connection.fail_all(error)
-        self._reconnect()
+        try:
+            connection.fail_all(error)
+        finally:
+            self._reconnect()
 
     def _reconnect(self) -> None:
         if self._connection is None and self._may_connect and self._connecting is None:

@@ -338,9 +338,11 @@ class ReplicatedNode(RedisNode):
         self._confirmer.add(_Grant(self.clock.now() + self._within, confirmed, failed))
 
     def lost(self, connection: Connection, error: Exception) -> None:
-        if self._connection is connection:
-            self._confirmer.fail_all(error)
-        super().lost(connection, error)
+        try:
+            if self._connection is connection:
+                self._confirmer.fail_all(error)
+        finally:
+            super().lost(connection, error)
 
     async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:
         native = await super()._greet(ask, name)

@@ -89,7 +89,7 @@ class Cleaning:
                 if not is_lock_wait(error):
                     raise
                 half = len(batch) // 2
-                batches += filter(None, (batch[:half], batch[half:])) if half else ()
+                batches += (batch[:half], batch[half:]) if half else ()
                 locked += not half
         return len(found.names) - locked - sum(map(len, batches))
 

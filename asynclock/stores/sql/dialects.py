@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.charsets import narrowest
-from asynclock.stores.sql.errors import Conflict, Demoted, Meaning, is_duplicate, meaning
+from asynclock.stores.sql.errors import Conflict, Demoted, Meaning, NotWritten, is_duplicate, meaning
 from asynclock.stores.sql.files import FileReplaced
 from asynclock.stores.sql.limits import LIMIT, LOCKED, WAITING
 from asynclock.stores.sql.lines import IDLE, READ_ONLY, committed, is_read_only
@@ -111,9 +111,9 @@ class Dialect:
         return f"{inserting} ON CONFLICT (resource_name) DO NOTHING RETURNING 1" if self.returns else inserting
 
     async def update(self, line: Line, row: Row, now: float) -> None:
-        """Raises Conflict if no row was written, although this transaction has it: a trigger may leave it out."""
+        """Raises NotWritten."""
         if not await line.fetch(self._update, {**row._asdict(), "now": now}) and self.returns:
-            raise Conflict
+            raise NotWritten
 
     @cached_property
     def _update(self) -> str:

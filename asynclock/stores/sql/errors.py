@@ -44,6 +44,13 @@ class Unconfirmed(Exception):
     says why. It must not be repeated."""
 
 
+class NotWritten(Exception):
+    """An UPDATE has changed no row, although its transaction has the row."""
+
+    def __str__(self) -> str:
+        return "an UPDATE has changed no row: a trigger or a rule of the table leaves it out; remove that"
+
+
 class Conflict(Exception):
     """Another client has inserted the row. The transaction is repeated."""
 
@@ -174,7 +181,7 @@ def _of_class(error: BaseException) -> Meaning | None:
     """Of those that no server sends."""
     if isinstance(error, Conflict):
         return Meaning.AGAIN
-    if isinstance(error, Delayed | UsedUp):
+    if isinstance(error, Delayed | UsedUp | NotWritten):
         return Meaning.FAILED
     if isinstance(error, Demoted):
         return Meaning.READ_ONLY

@@ -54,9 +54,8 @@ _PAUSE = (0.0005, 0.02)  # seconds between two tries of a transaction; doubled a
 
 
 _SEVERAL = 1.0
-"""Seconds for an op of several names, in place of LIMIT. The renewals of each of these names wait for it, also where a
-session of others has locked the row of another one. It waits for no row with others locked, where a server can say so
-at once."""
+"""Seconds for which an op of several names asks again where another session has locked a row, in place of LIMIT: the
+renewals of all its names wait for it. On MySQL it reads with NOWAIT, so it locks no row while it waits for another."""
 
 
 @dataclass(slots=True)
@@ -112,15 +111,14 @@ class Transactions:
             return await self.decide(line, keys, step, looking, brief=brief)
 
         several = len(keys) > 1
-        limit = _SEVERAL if several else LIMIT
-        until = asyncio.get_running_loop().time() + limit
+        until = asyncio.get_running_loop().time() + LIMIT
         try:
             if self.compare_and_set is not None and len(keys) == 1 and self.compare_and_set.takes(keys[0]):
                 done = await self._compared(self.compare_and_set, keys[0], step, looking, until)
                 if done is not None:
                     return done
             result: tuple[Change, float] = await self.repeated(
-                run, checked=checked, keys=keys, until=until, limit=limit
+                run, checked=checked, keys=keys, until=until, locked_for=_SEVERAL if several else LIMIT
             )
         finally:
             self._delays.ended(keys)
@@ -190,14 +188,16 @@ class Transactions:
         reads: bool = False,
         waits: bool = True,
         until: float | None = None,
-        limit: float = LIMIT,
+        locked_for: float = LIMIT,
     ) -> Any:
         """Run it in a transaction; again if the database asks for that, or if an idle connection was closed. All of it
-        ends at `until`, on the clock of the loop (None: `limit` from now): then its connection is closed. If the server
+        ends at `until`, on the clock of the loop (None: LIMIT from now): then its connection is closed. If the server
         does not answer either, the database counts as down. `checked`: the file of SQLite must be the one at its path.
         Raises Delayed where that is not so, and else the error of the database. `keys`: what it is about, for messages.
-        `reads`: it only reads. Without `waits`, a lock that is not free is its error."""
-        until = asyncio.get_running_loop().time() + limit if until is None else until
+        `reads`: it only reads. Without `waits`, a lock that is not free is its error. `locked_for`: seconds after which
+        that is its error in any case."""
+        now = asyncio.get_running_loop().time
+        began, until = now(), now() + LIMIT if until is None else until
         pause, stale = _PAUSE[0], True
         locked: Exception | None = None
         while True:
@@ -206,7 +206,7 @@ class Transactions:
                 async with self.pool.line(until, waits=way.waits) as line:
                     result = await self._in_transaction(line, run, way)
             except Overdue as error:
-                raise self._overdue(error, locked, limit) from error
+                raise self._overdue(error, locked) from error
             except Exception as error:
                 if not way.began and meaning(error) is Meaning.AGAIN:  # a file that is locked
                     self._delays.repeated(keys, error)
@@ -224,15 +224,21 @@ class Transactions:
             locked = result.error if is_lock_wait(result.error) else None
             if locked is not None and not waits:
                 raise locked
+            if locked is not None and now() - began > locked_for:
+                raise self._locked(locked, locked_for)
             self._delays.repeated(keys, result.error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
             pause = min(2 * pause, _PAUSE[1])
 
-    def _overdue(self, error: Overdue, locked: Exception | None, limit: float = LIMIT) -> Exception:
+    def _locked(self, locked: Exception, seconds: float) -> Exception:
+        """For an op that met the lock of another session. `locked`: what the database has said."""
+        return Delayed(f"{self._label} did not end a transaction within {seconds:g} s: {remedied(locked)}")
+
+    def _overdue(self, error: Overdue, locked: Exception | None) -> Exception:
         """For an op whose time is over. `locked`: the last answer of the database, if it said so."""
         if locked is not None:
-            return Delayed(f"{self._label} did not end a transaction within {limit:g} s: {remedied(locked)}")
-        said = f"{self._label} did not end a transaction within {limit:g} s"
+            return self._locked(locked, LIMIT)
+        said = f"{self._label} did not end a transaction within {LIMIT:g} s"
         return Delayed(said) if error.ended else TimeoutError(said)
 
     async def _in_transaction(self, line: Line, run: Callable[[Line], Awaitable[Any]], way: _Way) -> Any:

@@ -261,9 +261,15 @@ class Masters:
             self._run_in_background(self._close(shard))
 
     async def _close(self, shard: Shard) -> None:
-        await shard.leave()
+        try:
+            await shard.leave()
+        finally:  # also where the client closes meanwhile
+            self._left(shard)
+
+    def _left(self, shard: Shard) -> None:
+        """It is closed. It may have stood still, or died, before it answered a release."""
         self._leaving.discard(shard)
-        self._hand_over(shard)  # it may have stood still, or died, before it answered a release
+        self._hand_over(shard)
 
     def _choose_keys(self, shard: Shard) -> None:
         """The keys with which the shard is marked and checked, in one of its slots."""
@@ -357,6 +363,9 @@ class Masters:
         """Close all connections."""
         if tasks := self._stop():
             await asyncio.wait(tasks, timeout=CANCELLING)
+        for shard in list(self._leaving):  # the task that closes it was cancelled before its first step
+            shard.abort()
+            self._left(shard)
         await asyncio.gather(*(shard.aclose() for shard in self.shards))
 
     def _stop(self) -> list[asyncio.Task[Any]]:

@@ -134,8 +134,10 @@ class ClusterNode:
         why: Exception = error if to is not shard else one_address(shard.label, str(error))
         if where.code != "ASK":
             masters.look()
+        if to is shard:  # it would send the op back each time
+            to = None
         if where.code == "MOVED" and to is not None:
-            bounced = to is shard or now - shard.asked_at < _SETTLED  # an ASK named it, and it sends the op back
+            bounced = now - shard.asked_at < _SETTLED  # an ASK named it, and it sends the op back
             if masters.by_slot[slot] is not to:
                 bounced |= now - masters.moved.get(slot, -math.inf) < _SETTLED
                 masters.move(slot, to)

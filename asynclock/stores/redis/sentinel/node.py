@@ -86,6 +86,7 @@ class SentinelNode(RedisNode):
         self._news = Watch(sentinels, self._switched, self._named, config.connect_timeout)
         self._master: Master | None = None  # of the connection, or of the attempt
         self._epoch = "", -1  # the run_id of the last master, and the greatest epoch in which sentinels named it
+        self._greatest = -1  # of the epochs in which sentinels named a master
         self._left: dict[Address, tuple[float, float]] = {}  # rule 3: until when, and the greatest epoch known then
         self._attempt: asyncio.Timeout | None = None
 
@@ -98,8 +99,7 @@ class SentinelNode(RedisNode):
     # -- what the sentinels tell -----------------------------------------------------------------------------------
 
     def _switched(self, old: Address, new: Address) -> None:
-        epoch = -1 if self._master is None else self._master.epoch
-        self._left[old] = self.clock.now() + _LEFT, math.inf if epoch < 0 else epoch
+        self._left[old] = self.clock.now() + _LEFT, math.inf if self._greatest < 0 else self._greatest
         self._left.pop(new, None)
         if self._master is None or self._master.address == old:
             self._leave(new)
@@ -145,6 +145,7 @@ class SentinelNode(RedisNode):
 
     async def _dial(self) -> AbstractConnection:
         self._master = master = await self._sentinels.find(self._config.connect_timeout)
+        self._greatest = max(self._greatest, master.epoch)
         until, epoch = self._left.get(master.address, (-math.inf, -math.inf))
         if until > self.clock.now() and master.epoch <= epoch:
             raise ConnectionError(f"{self.label}: some sentinels still name the old master {shown(master.address)}")
