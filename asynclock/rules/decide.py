@@ -26,8 +26,8 @@
    alone a client that polls becomes the holder, too, and finds that when it asks again. The waiter after it is
    notified, since the release of that holder may notify nobody. Stale tickets, and tickets whose client does not
    listen, are dropped; a client that is alive renews its ticket in the old place. A kind that several ids can hold
-   serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. A waiter for
-   several names (span 0) is woken and never becomes the holder.
+   serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. An op visits
+   at most VISITED tickets. A waiter for several names (span 0) is woken and never becomes the holder.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
@@ -58,6 +58,7 @@ from asynclock.rules.model import (
     RESTING,
     RESTING_MARK,
     SERVED,
+    VISITED,
     Entry,
     Notice,
     Op,
@@ -265,9 +266,9 @@ class Decision:
 
     def _serve_all(self, until: str, entering: list[Entry]) -> bool:
         """As `_serve`. Adds the woken waiters to `entering`: they count as holders for the tickets after them."""
-        serve, woken = self.op.queueing.serve, 0
-        for number in range(1, SERVED + 1):
-            last = number > SERVED - LAST and self.kind.shared
+        serve, woken, served = self.op.queueing.serve, 0, 0
+        for _ in range(VISITED):
+            last = served >= SERVED - LAST and self.kind.shared
             queue, holds = self.state.queue, (*self.state.holds, *entering)
             if len(queue) == woken or queue[woken].id == until:
                 return self.kind.admits(holds, self.op.id)
@@ -281,9 +282,11 @@ class Decision:
             received = self._wake(head, last) if wakes else self._grant(head, last)
             if received is False:
                 self._drop(head.id)
-            elif received is None or not self.kind.shared:
+                continue
+            served += 1
+            if received is None or not self.kind.shared or served == SERVED:
                 return False
-            elif wakes:
+            if wakes:
                 entering.append(Entry(head.id, head.ends))
                 woken += 1
         return False

@@ -167,10 +167,13 @@ MARK = "+"
 """The character before the id of a hold for which other clients wait (rule 9)."""
 
 SERVED = 64
-"""The greatest number of tickets that one op visits."""
+"""The greatest number of tickets that one op serves."""
 
 LAST = 8
 """The last so many of these continue the batch. More than one, because some clients may be dead."""
+
+VISITED = 512
+"""The greatest number of tickets that one op visits: a killed client may have left hundreds, which are dropped."""
 
 
 class Slots(NamedTuple):

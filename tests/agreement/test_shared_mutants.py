@@ -113,8 +113,8 @@ MUTEX = (
     "notify(holder, '0', '0', '-1')",
     "for _, each in ipairs(shared and redis.call('ZRANGE', hold",
     "local rests = each ==",
-    "for nth = 1, serving ~= '0' and (shared or",
-    "shared and nth > 56",
+    "for _ = 1, serving ~= '0' and (shared or",
+    "shared and served >= 56",
     "not (shared and redis.call('ZSCORE', hold, head))",
     "received > 0 and not shared",
 )

@@ -9,8 +9,10 @@ import pytest
 from asynclock.rules.decide import decide
 from asynclock.rules.model import (
     DONE,
+    LAST,
     RESTING,
     SERVED,
+    VISITED,
     Entry,
     Notice,
     Op,
@@ -23,7 +25,7 @@ from asynclock.rules.model import (
     Verdict,
 )
 from asynclock.rules.mutex import MUTEX
-from asynclock.rules.rwlock import READ
+from asynclock.rules.rwlock import READ, WRITE
 from tests.support.on_the_wire import reply_on_wire
 
 NOW = 1_700_000_000.0
@@ -223,13 +225,26 @@ def test_rule_8_without_permission_to_publish_nobody_is_served() -> None:
     assert (reply.state.holds, ids(reply.state), reply.notices) == ((), [A, B], ())
 
 
-@pytest.mark.parametrize(("stale", "served"), [(SERVED - 1, True), (SERVED, False)])
-def test_rule_8_a_release_tries_a_bounded_number(stale: int, served: bool) -> None:
+@pytest.mark.parametrize(("stale", "served"), [(VISITED - 1, True), (VISITED, False)])
+def test_rule_8_a_release_visits_a_bounded_number(stale: int, served: bool) -> None:
     """The cost of a release is bounded; the rest is for the next one."""
     others = [ticket(f"{i:032x}|", i - 100, fresh=0.0) for i in range(stale)]
     reply = asked(held(ME, *others, FIRST), Verb.RELEASE, GRANT)
     assert bool(reply.notices) is served
     assert ids(reply.state) == ([] if served else [A])
+
+
+def test_rule_8_the_last_that_are_served_continue_the_batch() -> None:
+    """And not those in these places of a client that was killed: the readers behind them would wait for a renewal."""
+    readers = [f"{i:032x}|r." for i in range(100)]
+    killed = [each.replace("0" * 12, "d" * 12, 1) for each in readers[50:80]]
+    waiting = [*readers[:50], *killed, *readers[50:]]
+    tickets = tuple(Ticket(i, each, 3, NOW + 5, NOW + 8, 1) for i, each in enumerate(waiting))
+    state = State((Entry(f"{'e' * 32}|w.", NOW + 5),), 100, NOW + 60, (), tickets, NOW + 20)
+    op = Op(Verb.RELEASE, WRITE, "name", f"{'e' * 32}|w.", 10.0, 100, MEMORY, queueing=GRANT)
+    reply = decide(WRITE, state, op, NOW, lambda tag: tag != "d" * 12)
+    assert [each.id for each in reply.notices] == [each[:32] for each in readers[:SERVED]]
+    assert [each.continue_batch for each in reply.notices] == [False] * (SERVED - LAST) + [True] * LAST
 
 
 def test_rule_8_min_hold_notifies_the_first_of_the_time() -> None:

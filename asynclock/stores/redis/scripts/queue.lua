@@ -144,8 +144,8 @@ elseif number then
 end
 
 -- Serve the waiters from the head of the queue, up to the waiter of this call, as long as they can enter.
-local polled = false
-for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
+local polled, served = false, 0
+for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   local head = redis.call('ZRANGE', queue, woken, woken)[1]
   if not head or not reply and head == waiter then
     turn = not reply and admits(id)  -- a break has no id
@@ -153,7 +153,7 @@ for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
   end
   local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32)) or '0 0 0 0'
   local its, fresh, ends, fences = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
-  local received, left = 0, shared and nth > 56 and '-3' or '-1'  -- -3: this waiter continues the batch
+  local received, left = 0, shared and served >= 56 and '-3' or '-1'  -- -3: this waiter continues the batch
   local wakes = serving == '1' or fences == '0'
   if tonumber(fresh) > now and not (shared and redis.call('ZSCORE', hold, head)) then
     if not admits(head) then break end
@@ -177,6 +177,8 @@ for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
     drop(head)  -- it has entered, or its ticket is stale, or its client does not listen
   end
   if received > 0 and not shared then break end
+  if received > 0 then served = served + 1 end
+  if served == 64 then break end
 end
 if polled then  -- the release of such a holder may notify nobody: the next waiter asks, and sees that
   local head = redis.call('ZRANGE', queue, woken, woken)[1]
