@@ -333,6 +333,20 @@ async def test_b1_a_blocked_loop_does_not_keep_the_name(shared_zookeeper: ZooKee
 
 
 @pytest.mark.both_loops("the thread has to wake the loop")
+async def test_b1_a_loop_that_is_blocked_while_it_connects(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The thread of kazoo connects meanwhile. The session comes in the turn in which the time to connect is over; no op
+    was sent over it for as long as it lasted."""
+    client = client_of(shared_zookeeper, connect_timeout=0.5)
+    asking = asyncio.create_task(client.health())
+    await turns()  # the thread begins
+    time.sleep(1.5)  # as a program that imports its modules
+    await asking
+    async with asyncio.timeout(LIMIT), client(name):
+        pass
+    await client.aclose()
+
+
+@pytest.mark.both_loops("the thread has to wake the loop")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a5_a_thread_that_ends_by_an_error(
     shared_zookeeper: ZooKeeper, name: str, caplog: pytest.LogCaptureFixture

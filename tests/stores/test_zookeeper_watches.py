@@ -6,6 +6,8 @@ import asyncio
 import gc
 from functools import partial
 
+from kazoo.client import KazooClient
+
 from asynclock import Redlock
 from asynclock.stores.zookeeper.client import RemoveWatches
 from tests.support.probes import acquisitions_of, waits_for_notice
@@ -71,3 +73,18 @@ async def test_a_watch_that_has_fired_is_not_there_to_be_removed(shared_zookeepe
             assert type(gone.exception()).__name__ in ("NoWatcherError", "_NoWatcherError")
             await lease.extend()
         assert not removed
+
+
+async def test_a_holder_watches_on_after_its_node_was_written_to(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """By another program. Else the holder learns of a later break at its next renewal only."""
+    other = KazooClient(shared_zookeeper.address)
+    await asyncio.to_thread(other.start)
+    try:
+        async with client_of(shared_zookeeper) as client, client(name):
+            await until(lambda: watched_by(shared_zookeeper, client) == 1)
+            (node,) = await asyncio.to_thread(other.get_children, f"/locks/{name}")
+            await asyncio.to_thread(other.set, f"/locks/{name}/{node}", b"")
+            await until(lambda: watched_by(shared_zookeeper, client) == 1)
+    finally:
+        await asyncio.to_thread(other.stop)
+        other.close()

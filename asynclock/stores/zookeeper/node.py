@@ -29,7 +29,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asynclock._clock import LATE
+from asynclock._clock import LATE, running_for
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
 from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
@@ -134,10 +134,10 @@ class ZooKeeperNode:
         if self.error is None or self._up is None:
             return
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with running_for(self._connect_timeout, self._clock):
                 await self._up.wait()
         except TimeoutError:
-            if not isinstance(self.error, ConfigError):
+            if not (self._up.is_set() or isinstance(self.error, ConfigError)):  # it may come in the last moment
                 self.error = self._trouble("does not answer")
                 self._reports.down(self.error)
 

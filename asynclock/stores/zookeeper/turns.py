@@ -216,8 +216,9 @@ class Turns:
                 if not await self._places.are_there(contender):
                     await self._places.delete(contender)
                     self._host.notify(contender, broken=True)
-                elif watch < 0:
-                    self.watch_own(contender)
+                    return
+                self.watch_own(contender)  # also after another program has written into the node
+                if watch < 0:
                     await self._places.withdraw(contender)  # a ticket that was not withdrawn at the grant
                 return
             if not contender.waits:
