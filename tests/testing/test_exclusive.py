@@ -240,10 +240,12 @@ async def test_a_function_that_does_not(call: Callable[[], Awaitable[object]], s
 @faked
 async def test_awaits_of_a_task_that_is_not_its_own() -> None:
     """A call that waits for a task from before, which nobody looks at, awaits without a lock."""
-    background = asyncio.create_task(asyncio.sleep(0.01))
+    ends = asyncio.Event()
+    background = asyncio.create_task(ends.wait())
 
     async def call() -> None:
         await held()
+        asyncio.get_running_loop().call_soon(ends.set)
         await background
 
     with pytest.raises(AssertionError, match="in call without a lock"):

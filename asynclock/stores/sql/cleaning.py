@@ -84,7 +84,7 @@ class Cleaning:
         while batches and locked < _LOCKED:  # short transactions: other clients wait for each
             batch = batches.pop()
             try:
-                await self._transactions.repeated(partial(self._delete, batch, found.floor, found.now), waits=False)
+                await self._transactions.repeated(partial(self._delete, batch, found.floor, found.now), locked_for=0.0)
             except Exception as error:
                 if not is_lock_wait(error):
                     raise

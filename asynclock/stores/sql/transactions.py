@@ -186,7 +186,6 @@ class Transactions:
         checked: bool = True,
         keys: Sequence[str] = (),
         reads: bool = False,
-        waits: bool = True,
         until: float | None = None,
         locked_for: float = LIMIT,
     ) -> Any:
@@ -194,8 +193,7 @@ class Transactions:
         ends at `until`, on the clock of the loop (None: LIMIT from now): then its connection is closed. If the server
         does not answer either, the database counts as down. `checked`: the file of SQLite must be the one at its path.
         Raises Delayed where that is not so, and else the error of the database. `keys`: what it is about, for messages.
-        `reads`: it only reads. Without `waits`, a lock that is not free is its error. `locked_for`: seconds after which
-        that is its error in any case."""
+        `reads`: it only reads. `locked_for`: seconds after which a lock that is not free is its error."""
         now = asyncio.get_running_loop().time
         began, until = now(), now() + LIMIT if until is None else until
         pause, stale = _PAUSE[0], True
@@ -222,10 +220,8 @@ class Transactions:
             if meaning(result.error) is not Meaning.AGAIN:
                 raise result.error
             locked = result.error if is_lock_wait(result.error) else None
-            if locked is not None and not waits:
-                raise locked
-            if locked is not None and now() - began > locked_for:
-                raise self._locked(locked, locked_for)
+            if locked is not None and now() - began >= locked_for:
+                raise self._locked(locked, locked_for) from locked
             self._delays.repeated(keys, result.error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
             pause = min(2 * pause, _PAUSE[1])
