@@ -11,7 +11,7 @@ from asynclock._untrusted import printable, said
 from asynclock.info import Health, NodeHealth
 from asynclock.locks.admin import view_at
 from asynclock.rules.mutex import MUTEX
-from asynclock.runtime.opening import check_limit, check_votes, judge_again, too_late
+from asynclock.runtime.opening import check_votes, judge_again, too_late
 from asynclock.stores.port import PROBE, Checked, Use, Wish
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ async def health(session: Session) -> Health:
             await judge_again(session.quorum)
     nodes = session.quorum.nodes
     left = LIMIT - (session.loop.time() - began)
-    longest = max(left, session.quorum.limits.longest, check_limit(nodes))
-    found = await check_votes(nodes, longest, session.clock, everyone=True)
+    found = await check_votes(nodes, max(left, session.quorum.limits.longest), session.clock, everyone=True)
     within = session.within(session.settings.lock)
     judged = [too_late(node, each, within) for node, each in zip(nodes, found, strict=True)]
     return _judged(session, [_with_limits(session, node, each) for node, each in zip(nodes, judged, strict=True)])

@@ -61,13 +61,15 @@ class JointDecision:
         self._has_listener = has_listener
 
     def acquire(self) -> tuple[Reply, int]:
-        refused, reply = self._enter()
-        if reply is None:
-            return self._yes(self._level())
+        ticket = replace(self._op.queueing, span=0)
         for index in range(len(self.parts)):
-            if index != refused:
-                self._leave(index)
-        return reply, refused
+            reply = self._ask(index, Verb.ACQUIRE, fence=self._op.fence, ticket=ticket)
+            if reply.verdict is not Verdict.YES:  # the ticket is at this name
+                for other in range(len(self.parts)):
+                    if other != index:
+                        self._leave(other)
+                return reply, index
+        return self._yes(self._level())
 
     def each(self) -> tuple[Reply, int]:
         """Extend, release or peek at all names."""
@@ -82,15 +84,6 @@ class JointDecision:
             elif refused is None or _names_nobody(refused[0]):
                 refused = reply, index
         return refused or self._yes(min(least))
-
-    def _enter(self) -> tuple[int, Reply | None]:
-        """(-1, None) if all names grant; else the index of the name that refuses and has the ticket, and its reply."""
-        ticket = replace(self._op.queueing, span=0)
-        for index in range(len(self.parts)):
-            reply = self._ask(index, Verb.ACQUIRE, fence=self._op.fence, ticket=ticket)
-            if reply.verdict is not Verdict.YES:
-                return index, reply
-        return -1, None
 
     def _leave(self, index: int) -> None:
         """Remove the hold and the ticket of this op there. The release serves the waiters."""

@@ -77,8 +77,7 @@ async def enter(session: Session, used_before: bool) -> None:
 
 async def _wait_for_majority(session: Session) -> None:
     settings, pace = session.settings.lock, Pace(random, session.settings.patience)
-    # More than an acquire has, so that a busy machine is no outage.
-    within = max(session.settings.connect_timeout, opening.check_limit(session.quorum.nodes))
+    within = session.settings.connect_timeout  # more than an acquire has, so that a busy machine is no outage
     error: Exception | None = await session.open(settings, session.connect_limit(None))
     if error is None and not session.ready:  # the attempts to connect still go on
         error = await opening.check(session.quorum, within)

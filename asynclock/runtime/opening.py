@@ -116,12 +116,6 @@ async def _read_marks(quorum: Quorum) -> bool:
     return quorum.reaches_all_known() and not any(isinstance(each, BaseException) for each in found)
 
 
-def check_limit(nodes: Sequence[Node]) -> float:
-    """Seconds for which a check of these nodes must be waited for, at least. A far-away database, of which an acquire
-    is one round trip, would else count as silent."""
-    return max((node.check_limit for node in nodes if isinstance(node, Lengthy)), default=0.0)
-
-
 async def check(quorum: Quorum, within: float) -> ConfigError | QuorumUnavailable | None:
     """Ask each node whether it would vote now, for at most `within` seconds. The error if no majority would; None: a
     majority would."""
@@ -131,9 +125,11 @@ async def check(quorum: Quorum, within: float) -> ConfigError | QuorumUnavailabl
 async def check_votes(
     nodes: Sequence[Node], within: float, clock: Clock, *, everyone: bool
 ) -> list[Checked | Exception | None]:
-    """The result of `Node.check_vote` at each node, after at most `within` seconds. A node that is silent for so long
-    gets a TimeoutError. Unless `everyone` is to answer, the check ends as soon as a majority would vote, or cannot; the
-    other nodes get None."""
+    """The result of `Node.check_vote` at each node, after at most `within` seconds, or the `check_limit` of a node, if
+    that is more: a far-away database, of which an acquire is one round trip, would else count as silent. A node that is
+    silent for so long gets a TimeoutError. Unless `everyone` is to answer, the check ends as soon as a majority would
+    vote, or cannot; the other nodes get None."""
+    within = max([within, *(node.check_limit for node in nodes if isinstance(node, Lengthy))])
     found: list[Checked | Exception | None] = [None] * len(nodes)
     began = clock.now()
     asked = {asyncio.ensure_future(node.check_vote()): index for index, node in enumerate(nodes)}

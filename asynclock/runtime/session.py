@@ -340,8 +340,7 @@ class Session:
         if not self.opened:
             await opening.open_nodes(self.quorum)
             self.opened = not self.closed  # a close in this very turn comes too late to cancel this task
-        within = max(self.within(self.settings.lock), opening.check_limit(self.quorum.nodes))
-        error = await opening.check(self.quorum, within) if self._votes else None
+        error = await opening.check(self.quorum, self.within(self.settings.lock)) if self._votes else None
         self.ready = self._votes and not self.closed and not isinstance(error, ConfigError)
         quarantines, self._quarantines = self._quarantines, {}
         for event in quarantines.values():

@@ -148,7 +148,7 @@ class TransactionalStore(ABC):
         running = (self.read if op.verb is PEEK else self.transact)(keys_of(prefix, op), step)
         if running is None:
             if not votes:
-                raise self.unanswered()
+                raise _unanswered(self.label)
             answer(votes[0])
             return None
         asked[0] = copy_of(op)
@@ -160,10 +160,6 @@ class TransactionalStore(ABC):
         """Carry out a release that failed before, as `decide` does. It may fail again and again: a store with a limit
         for waits in its database sets a short one here, so that other names do not wait for it."""
         return self.decide(prefix, release, answer)
-
-    def unanswered(self) -> RuntimeError:
-        """The error of an op whose transaction has ended without its step."""
-        return RuntimeError(f"{self.label}: transact() has ended, and did not call the step, so the op has no answer")
 
     def step_of(self, asked: Sequence[Op]) -> tuple[Step, list[Grant | Refused | Undone]]:
         """The step for the op in `asked`, and the list that contains its answer after each run of the step."""
@@ -350,7 +346,7 @@ class TransactionalNode:
         self._releasing -= job.op.verb is Verb.RELEASE
         self._under_way.remove(job)
         if error is None and job.votes is not None and not job.votes:
-            error = self._store.unanswered()
+            error = _unanswered(self.label)
         if error is None:
             if job.votes and job.is_begun_earlier:
                 job.handler.answer(self._index, job.votes[0])
@@ -557,6 +553,11 @@ class TransactionalNode:
         self.listens = False
         if (closing := self._store.unlisten(self._listener.tag)) is not None:
             await closing
+
+
+def _unanswered(label: str) -> RuntimeError:
+    """The error of an op whose transaction has ended without its step."""
+    return RuntimeError(f"{label}: transact() has ended, and did not call the step, so the op has no answer")
 
 
 class _Errand:

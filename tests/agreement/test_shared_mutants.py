@@ -160,7 +160,7 @@ EQUIVALENT = {
     "multi": {
         ("string.format('%.0f', top)", "top"),
         # a fence is far greater
-        ("local top = 0", "local top = 1"),
+        ("local fences, top = {}, 0", "local fences, top = {}, 1"),
         # an answer is a table, and an error is one or a text, by the version of the server
         ("if not ran then", "if true then"),
         ("type(reply)", "type(false)"),

@@ -188,6 +188,14 @@ class Customers:
             await self.hang_up.wait()
 
 
+def serving(start: Start, urls: list[str], provider: Provider, example: str) -> Any:
+    """One process of a shop, which serves."""
+    app = start(urls[:1], example, "--port", str(port := free_port()), PROVIDER_URL=provider.url)
+    app.port = port
+    app.serves()
+    return app
+
+
 both_shops = pytest.mark.parametrize("example", ["fastapi_shop.py", "aiohttp_shop.py"])
 
 
@@ -196,14 +204,12 @@ async def test_what_the_provider_refuses(
     start: Start, shared_urls: list[str], provider: Provider, database: str, example: str
 ) -> None:
     """A customer is asked to try again only where that may help, and the log of the shop has the reason."""
-    app = start(shared_urls[:1], example, "--port", str(port := free_port()), PROVIDER_URL=provider.url)
-    app.port = port
-    app.serves()
+    app = serving(start, shared_urls, provider, example)
     each_its_own = aiohttp.TCPConnector(force_close=True)  # a server closes a connection after some errors
     async with aiohttp.ClientSession(connector=each_its_own) as http:
         for provider.answer, status in ((402, 402), (401, 500), (422, 500), (409, 503), (429, 503), (500, 503)):
             before = app.said.count("the reason of the provider")
-            async with http.post(f"http://127.0.0.1:{port}/orders/1/pay") as answer:
+            async with http.post(f"http://127.0.0.1:{app.port}/orders/1/pay") as answer:
                 text = await answer.text()
                 assert (answer.status, "Try again" in text) == (status, status == 503)
             assert "the reason of the provider" not in text
@@ -219,12 +225,10 @@ async def test_an_order_that_does_not_exist(
     start: Start, shared_urls: list[str], provider: Provider, database: str, example: str
 ) -> None:
     """Not found, also for a number that is too great for the column."""
-    app = start(shared_urls[:1], example, "--port", str(port := free_port()), PROVIDER_URL=provider.url)
-    app.port = port
-    app.serves()
+    app = serving(start, shared_urls, provider, example)
     async with aiohttp.ClientSession() as http:
         for order in (99, 0, 2**31, 99999999999, 10**30):
-            async with http.post(f"http://127.0.0.1:{port}/orders/{order}/pay") as answer:
+            async with http.post(f"http://127.0.0.1:{app.port}/orders/{order}/pay") as answer:
                 assert answer.status == 404, await answer.text()
 
 

@@ -253,6 +253,17 @@ def test_flask_under_gunicorn_with_a_preloaded_client(folder: Path, server: Serv
             assert before["fence"] < after["fence"]
 
 
+def sent_again(send: list[str], given: dict[str, str], folder: Path, output: Path, mend: Callable[[], object]) -> bytes:
+    """What a program prints that sends a task. Once the worker has put the task off, `mend` lets it run."""
+    with subprocess.Popen([sys.executable, *send], env=given, cwd=folder, stdout=subprocess.PIPE) as sent:
+        try:
+            until(lambda: "Retry in" in output.read_text(), output)
+            mend()
+            return sent.communicate(timeout=2 * LIMIT)[0]
+        finally:
+            sent.kill()
+
+
 def test_celery_tries_again_when_the_lock_is_taken(folder: Path, server: Server) -> None:
     """A worker with two forked processes: the task comes back while the lock is held, and runs once it is free."""
     pytest.importorskip("celery")
@@ -261,16 +272,9 @@ def test_celery_tries_again_when_the_lock_is_taken(folder: Path, server: Server)
         "print(*[each.get(timeout=60) for each in results])\n"
     )
     command = ("celery", "-A", "shop_tasks", "worker", "-c", "2", "-l", "INFO", "--without-gossip", "--without-mingle")
-    send = [sys.executable, "send.py"]
     with running(folder, server, *command, "--without-heartbeat") as output, Redlock(server.url) as client:
         held = client("order:7").acquire(timeout=None)
-        with subprocess.Popen(send, env=environment(folder, server), cwd=folder, stdout=subprocess.PIPE) as sent:
-            try:
-                until(lambda: "Retry in" in output.read_text(), output)
-                held.release()
-                fences, _ = sent.communicate(timeout=2 * LIMIT)
-            finally:
-                sent.kill()
+        fences = sent_again(["send.py"], environment(folder, server), folder, output, held.release)
         assert len(set(fences.split())) == 2
         assert not client("order:7").locked()
 
@@ -281,17 +285,10 @@ def test_celery_tries_again_after_an_outage(folder: Path, servers: Servers) -> N
     locks, broker = servers.start_together(2)
     more = {"BROKER_URL": f"redis+socket://{broker.path}", "ASYNCLOCK_TRUST_RESTARTS": "1"}
     locks.kill()
-    send = [sys.executable, "-c", "from shop_tasks import pay; print(pay.delay(7).get(timeout=60))"]
+    send = ["-c", "from shop_tasks import pay; print(pay.delay(7).get(timeout=60))"]
     command = ("celery", "-A", "shop_tasks", "worker", "-c", "1", "-l", "INFO", "--without-gossip", "--without-mingle")
     with running(folder, locks, *command, "--without-heartbeat", **more) as output:
-        given = environment(folder, locks, **more)
-        with subprocess.Popen(send, env=given, cwd=folder, stdout=subprocess.PIPE) as sent:
-            try:
-                until(lambda: "Retry in" in output.read_text(), output)
-                locks.restart()
-                fence, _ = sent.communicate(timeout=2 * LIMIT)
-            finally:
-                sent.kill()
+        fence = sent_again(send, environment(folder, locks, **more), folder, output, locks.restart)
         assert int(fence) > 0
 
 

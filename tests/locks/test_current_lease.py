@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from asynclock import LockLost, Redlock, current_lease
+from asynclock import Lock, LockLost, Redlock, current_lease
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import entered_blocks
 from tests.support.still_clock import Memory
@@ -125,19 +125,25 @@ async def test_a_context_remembers_no_more_than_what_it_needs(client: Redlock) -
     assert current_lease() is None
 
 
+async def hand_over_hand(client: Redlock, before: Lock) -> Lock:
+    """Enter 200 blocks, each before the one before it is left; the last one."""
+    for number in range(200):
+        lock = client(f"order:{number}")
+        await lock.__aenter__()
+        await before.__aexit__(None, None, None)
+        before = lock
+    return before
+
+
 async def test_blocks_that_overlap_do_not_add_up(client: Redlock) -> None:
     """Each is entered before the one before it has ended, as in hand-over-hand locking, so one is always open. The
     blocks that are open stay known, in their order."""
     first, kept = client("first"), [client(f"kept:{number}") for number in range(3)]
     for lock in (first, *kept):
         await lock.__aenter__()
-    before = client("order:0")
+    before = client("order")
     await before.__aenter__()
-    for number in range(1, 200):
-        lock = client(f"order:{number}")
-        await lock.__aenter__()
-        await before.__aexit__(None, None, None)
-        before = lock
+    before = await hand_over_hand(client, before)
     assert entered_blocks() < 60
     await before.__aexit__(None, None, None)
     for lock in reversed(kept):
@@ -155,11 +161,6 @@ async def test_blocks_that_overlap_after_many_that_were_open(client: Redlock) ->
         await lock.__aenter__()
     for lock in some[1:]:
         await lock.__aexit__(None, None, None)
-    before = some[0]
-    for number in range(100):
-        lock = client(f"order:{number}")
-        await lock.__aenter__()
-        await before.__aexit__(None, None, None)
-        before = lock
+    before = await hand_over_hand(client, some[0])
     assert entered_blocks() < 60
     await before.__aexit__(None, None, None)

@@ -155,15 +155,14 @@ class Connection(asyncio.Protocol):
                         self._node.odd_reply(self, handler, reply)
                 elif kind is hiredis.PushNotification and reply[0] not in _ACKNOWLEDGED:
                     self._node.pushed(reply)
-                elif kind is int and reply:  # a release by the server's own command
+                else:
                     handler = take()
-                    handler.answer(index, PLAIN_YES)
-                elif kind is int:
-                    handler = take()
-                    self._node.not_native(self, handler)
-                else:  # also the acknowledgement of a subscription, which comes in place of a reply
-                    handler = take()
-                    self._node.odd_reply(self, handler, reply)
+                    if kind is int and reply:  # a release by the server's own command
+                        handler.answer(index, PLAIN_YES)
+                    elif kind is int:
+                        self._node.not_native(self, handler)
+                    else:  # also the acknowledgement of a subscription, which comes in place of a reply
+                        self._node.odd_reply(self, handler, reply)
         except (hiredis.ProtocolError, IndexError) as error:  # no script gives this reply, or no command waits for it
             self._give_up(handler, f"broke the protocol: {error}")
         except BaseException as error:  # as of a signal handler: the handlers may be out of step with the replies

@@ -103,6 +103,7 @@ class Transactions:
         """Carry out a step; what it returned, and the time of the server. `looking`: the tags of the clients of this
         loop that look for their notices. `checked`: see `repeated`; a step with notices, which may grant, always is."""
 
+        several = len(keys) > 1
         first = True  # this try waits for no row: only some connections may do that at the same time
 
         async def run(line: Line) -> tuple[Change, float]:
@@ -110,7 +111,6 @@ class Transactions:
             brief, first = first or several, False
             return await self.decide(line, keys, step, looking, brief=brief)
 
-        several = len(keys) > 1
         until = asyncio.get_running_loop().time() + LIMIT
         try:
             if self.compare_and_set is not None and len(keys) == 1 and self.compare_and_set.takes(keys[0]):

@@ -31,18 +31,6 @@ local function leave(n)
   if waiter ~= '' then ask(n, 'release', waiter, '0', '1', '') end
 end
 
--- If all names grant: true and their fences; `top` is the greatest. Else the first refusal, and the number of its name.
-local top = 0
-local function enter()
-  local fences = {}
-  for n = 1, count do
-    local reply = ask(n, 'acquire', id, ARGV[4], '0', ticket)  -- its ticket never becomes a holder of this name alone
-    if reply[1] ~= 1 then return reply, n end
-    fences[n], top = reply[2], math.max(top, reply[2])
-  end
-  return true, fences
-end
-
 if verb ~= 'acquire' then
   local least, refused = math.huge, nil
   for n = 1, count do
@@ -56,12 +44,16 @@ if verb ~= 'acquire' then
   return refused or {1, least}
 end
 
-local reply, fences = enter()
-if reply ~= true then
-  for n = 1, count do
-    if n ~= fences then leave(n) end
+local fences, top = {}, 0
+for n = 1, count do
+  local reply = ask(n, 'acquire', id, ARGV[4], '0', ticket)  -- its ticket never becomes a holder of this name alone
+  if reply[1] ~= 1 then
+    for other = 1, count do
+      if other ~= n then leave(other) end
+    end
+    return reply
   end
-  return reply
+  fences[n], top = reply[2], math.max(top, reply[2])
 end
 
 -- One fence above all fences that any of the names gave before.
