@@ -81,12 +81,18 @@ async def test_f15_masters_that_announce_one_address(name: str) -> None:
     cluster = Cluster(2, 0)
     try:
         first, second = cluster.ready().members
+        there = name_at(name, cluster, 1)
         second.cli("CONFIG", "SET", "cluster-announce-port", first.port)
         await until(lambda: {each[2][1] for each in first.cli("CLUSTER", "SLOTS")} == {first.port})
         async with aclosing(Redlock(f"redis+cluster://{first.address}", patience=1.0)) as client:
             with pytest.raises(QuorumUnavailable, match="set cluster-announce-ip and cluster-announce-port"):
-                await client(name_at(name, cluster, 1)).acquire()
+                await client(there).acquire()
             assert cluster.refusals("MOVED") < 200
+            here = name_at(name, cluster, 0)
+            first.cli("CLUSTER", "SETSLOT", slot_of("lock:", here), "MIGRATING", second.id)
+            with pytest.raises(QuorumUnavailable):
+                await client(here).acquire()
+            assert 0 < cluster.refusals("ASK") < 200
     finally:
         cluster.stop()
 

@@ -38,7 +38,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, registry
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from asynclock import ConfigError, Lease, LockLost, Redlock, Unsupported, blocking
 from asynclock.fencing import StaleToken, fenced, fenced_set, fenced_sync
@@ -400,7 +400,16 @@ def test_a_column_of_another_table_is_refused(mariadb_url: str, leases: tuple[Le
     engine.dispose()
 
 
-@pytest.mark.parametrize("kind", [Integer(), SmallInteger(), BigInteger().with_variant(Integer(), "mysql", "mariadb")])
+class Counted(TypeDecorator[int]):
+    """A type of the program's own, over one that is too small."""
+
+    impl = Integer
+    cache_ok = True
+
+
+@pytest.mark.parametrize(
+    "kind", [Integer(), SmallInteger(), Counted(), BigInteger().with_variant(Integer(), "mysql", "mariadb")]
+)
 async def test_a_column_that_is_too_small_for_a_token(mariadb_url: str, leases: tuple[Lease, Lease], kind: Any) -> None:
     """MariaDB without strict mode stores the greatest number that fits: then no token would be stale."""
     orders = table(kind)
@@ -412,6 +421,16 @@ async def test_a_column_that_is_too_small_for_a_token(mariadb_url: str, leases: 
         changed = update(orders).where(orders.c.id == 42).values(state="paid")
         with pytest.raises(ConfigError, match="a token needs 64 bits"):
             await fenced(connection, changed, orders.c.fence, leases[1])
+        await connection.rollback()
+    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    async with autocommit.connect() as connection:
+        await connection.execute(orders.insert().values(id=43, state="new"))
+        with pytest.raises(ConfigError, match="a token needs 64 bits"):
+            await fenced(connection, changed.where(orders.c.id == 43), orders.c.fence, leases[1])
+        assert (await connection.execute(select(orders.c.state).where(orders.c.id == 43))).scalar() == "new"
+    async with AsyncSession(engine) as session:
+        with pytest.raises(ConfigError, match="a token needs 64 bits"):
+            await fenced(session, changed, orders.c.fence, leases[1])
     await engine.dispose()
 
 

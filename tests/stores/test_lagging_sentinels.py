@@ -105,6 +105,25 @@ async def test_the_way_back_in_a_greater_epoch(
         assert port_of(client) == old.port
 
 
+async def test_no_way_back_in_an_epoch_that_is_known(
+    pair: tuple[Part, Part], three: list[LaggingSentinel], name: str
+) -> None:
+    """The client has seen the sentinels name the old master in that epoch. After the switch one that lags names it so
+    again: that is no newer than the switch."""
+    old, new = pair
+    for each in three:
+        each.epoch = 3
+    async with Redlock(url_of(three), patience=LIMIT) as client:
+        await works(client, name)
+        await until(lambda: all(each.listeners for each in three))
+        three[0].publish_switch(old.port, new.port)
+        await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
+        assert port_of(client) == 0
+        three[1].port, three[1].epoch = new.port, 4
+        await works(client, name)
+        assert port_of(client) == new.port
+
+
 async def test_a_switch_of_a_client_with_a_forced_host(
     pair: tuple[Part, Part], three: list[LaggingSentinel], name: str
 ) -> None:

@@ -263,7 +263,7 @@ async def test_f24_a_trigger_that_leaves_writes_out_lets_nobody_in(
         session.execute("CREATE TRIGGER t BEFORE UPDATE ON asynclock BEGIN SELECT RAISE(IGNORE); END")
     for url in urls:
         async with Redlock(url, patience=LIMIT) as client:
-            with pytest.raises(QuorumUnavailable):
+            with pytest.raises(QuorumUnavailable, match="a trigger or a rule of the table leaves it out"):
                 await client(name).acquire(timeout=0.5)
 
 
