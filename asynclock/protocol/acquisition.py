@@ -129,7 +129,7 @@ class Acquisition(Claim):
     def _begin(self) -> None:
         terms, holds = self.terms, self._machine.holds
         kind, name = terms.kind, terms.name
-        may_hold = kind.parts or (holds.get(name) is not None and holds.has_of_task(name, terms.task))
+        may_hold = kind.parts or (holds.get(name) is not None and holds.number_of_task(name, terms.task))
         if may_hold and terms.timeout != 0 and self._begin_beside():
             return
         if terms.timeout != 0 and not kind.fair and not kind.shared and not self._is_first():
@@ -256,10 +256,7 @@ class Acquisition(Claim):
     def _held_by_task(self) -> dict[Part, int]:
         """The number of holds of its task, for each name."""
         task, holds = self.terms.task, self._machine.holds
-        return {  # `==` and not `is`: the calls of one thread are equal
-            part: sum(each.task == task and each.held for each in holds.tenures(part.name))
-            for part in parts_of(self.terms)
-        }
+        return {part: holds.number_of_task(part.name, task) for part in parts_of(self.terms)}
 
     def _check_deadlock(self, mine: Mapping[Part, int]) -> None:
         for part, count in mine.items():

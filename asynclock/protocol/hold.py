@@ -149,7 +149,9 @@ class Tenure:
 
     def enter(self, task: Any, block: Callable[[Reason], None]) -> None:
         """The body that it guards begins, in that task."""
-        self.task = task
+        if task is not self.task:
+            self.task = task
+            self.hold.taken_over()
         self.block = block
 
     def leave(self) -> None:
@@ -229,6 +231,8 @@ class Shared(Protocol):
     def add(self, hold: Hold) -> None: ...
 
     def remove(self, hold: Hold) -> None: ...
+
+    def taken_over(self, hold: Hold) -> None: ...
 
 
 class Hold:
@@ -334,6 +338,10 @@ class Hold:
             self._watched_at = at
             self._holds.watchdog.watch(self, at)
         return tenure
+
+    def taken_over(self) -> None:
+        """Another task has its tenure."""
+        self._holds.taken_over(self)
 
     def enter_again(self, tenure: Tenure, terms: Terms) -> Tenure:
         """One more tenure for the same owner, with the same fence. The hold ends with the last of them."""
@@ -529,18 +537,13 @@ class Hold:
         op = Op(EXTEND, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self.last_fence, grant.memory)
         return self.core.quorum.ask(op, within, on_settled=self._extended, on_vote=self.count)
 
-    def waited_for(self, id: str) -> None:
-        """A server says that a client waits for the hold of that id."""
-        self.contended = self.contended or self.op.id.startswith(id)
-
-    def broken(self, id: str, by: str = "") -> None:
-        """A server says that an operator deleted the hold of that id there. The operator may have reached only a
-        minority of the nodes, so all nodes are asked. `by`: who it was. This client does not ask after a notice with
-        `by`, because one without `by` follows."""
-        if self.op.id.startswith(id):
-            self._broken = by or self._broken or ""
-            if not (by or self.over):
-                self.extend(0.0)
+    def broken(self, by: str = "") -> None:
+        """A server says that an operator deleted it there. The operator may have reached only a minority of the nodes,
+        so all nodes are asked. `by`: who it was. This client does not ask after a notice with `by`, because one without
+        `by` follows."""
+        self._broken = by or self._broken or ""
+        if not (by or self.over):
+            self.extend(0.0)
 
     def release(self, rest: float = 0, at_once: bool = False, done: bool = False, serve: Serve | None = None) -> Ballot:
         """Release it. The name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).

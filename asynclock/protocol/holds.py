@@ -8,6 +8,7 @@ from asynclock._options import THREAD
 from asynclock.protocol.core import SLICE
 from asynclock.protocol.done_marks import DoneMarks
 from asynclock.protocol.hold import Hold
+from asynclock.rules.model import ID_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +21,52 @@ if TYPE_CHECKING:
     from asynclock.quorum.ballot import Ballot
 
 
+class Several(dict[str, Hold]):
+    """The holds of a name that has more than one, oldest first, by the random part of their ids. There may be
+    thousands, so none is searched for. The tasks are known by their hashes: a reference to a task would keep its tenure
+    from being collected."""
+
+    __slots__ = ("_of_hash", "_task_hash")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._task_hash: dict[Hold, int] = {}
+        self._of_hash: dict[int, dict[Hold, None]] = {}
+
+    def add(self, hold: Hold) -> None:
+        self[hold.op.id[:ID_LENGTH]] = hold
+        self._add_task(hold)
+
+    def remove(self, hold: Hold) -> None:
+        """Harmless for one that is not there."""
+        if hold in self._task_hash:
+            del self[hold.op.id[:ID_LENGTH]]
+            self._remove_task(hold)
+
+    def taken_over(self, hold: Hold) -> None:
+        """Another task has its tenure."""
+        if hold in self._task_hash:
+            self._remove_task(hold)
+            self._add_task(hold)
+
+    def _add_task(self, hold: Hold) -> None:
+        hashed = self._task_hash[hold] = next((hash(tenure.task) for tenure in hold.tenures), 0)
+        self._of_hash.setdefault(hashed, {})[hold] = None
+
+    def _remove_task(self, hold: Hold) -> None:
+        hashed = self._task_hash.pop(hold)
+        holds = self._of_hash[hashed]
+        del holds[hold]
+        if not holds:
+            del self._of_hash[hashed]
+
+    def of_task(self, task: Any) -> Iterable[Hold]:
+        """Those of this task, and perhaps some of another one with the same hash."""
+        return self._of_hash.get(hash(task), ())
+
+
 class Holds:
-    """See the module. A name with several holds keeps them in a dict, so that removing one takes constant time."""
+    """See the module."""
 
     __slots__ = ("_by_name", "_threaded", "core", "done_marks", "get", "lag", "queues", "watchdog", "yielded")
 
@@ -40,7 +85,7 @@ class Holds:
         self.queues = queues
         self.yielded = yielded
         self._threaded = threaded or Hold  # makes those with renew="thread"
-        self._by_name: dict[str, Hold | dict[Hold, None]] = {}
+        self._by_name: dict[str, Hold | Several] = {}
         self.get = self._by_name.get  # called for each acquire
         self.done_marks = DoneMarks(core, self.get)
 
@@ -58,7 +103,7 @@ class Holds:
         hold.release()
         return None
 
-    def all(self) -> list[Hold | dict[Hold, None]]:
+    def all(self) -> list[Hold | Several]:
         """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
         return list(self._by_name.values())
 
@@ -70,7 +115,7 @@ class Holds:
         began = self.core.spent()
         while left:
             found = left.pop()
-            for hold in tuple(found) if isinstance(found, dict) else (found,):
+            for hold in tuple(found.values()) if isinstance(found, Several) else (found,):
                 if not hold.over:
                     yield hold
             if self.core.spent() - began > SLICE:
@@ -81,31 +126,44 @@ class Holds:
         """All that there are now, for other threads than the loop's: `dict.copy` is atomic for them."""
         found: dict[Hold, None] = {}
         for each in self._by_name.copy().values():
-            found.update(each.copy() if isinstance(each, dict) else {each: None})
+            found.update(dict.fromkeys(each.copy().values()) if isinstance(each, Several) else {each: None})
         return list(found)
 
     def of(self, name: str) -> Iterable[Hold]:
         """The holds of a name, oldest first."""
         found = self._by_name.get(name)
-        return () if found is None else tuple(found) if isinstance(found, dict) else (found,)
+        return () if found is None else tuple(found.values()) if isinstance(found, Several) else (found,)
+
+    def with_id(self, name: str, id: str) -> Hold | None:
+        """The hold of a name whose id begins with this random part; None: there is none."""
+        found = self._by_name.get(name)
+        if isinstance(found, Several):
+            return found.get(id)
+        return found if found is not None and found.op.id.startswith(id) else None
 
     def tenures(self, name: str) -> list[Tenure]:
         """The tenures of a name, oldest first."""
         return [tenure for hold in self.of(name) for tenure in hold.tenures]
 
-    def has_of_task(self, name: str, task: Any) -> bool:
-        """Whether that task holds the name. `==` and not `is`: the calls of one thread are equal."""
-        return any(each.task == task and each.held for hold in self.of(name) for each in hold.tenures)
+    def number_of_task(self, name: str, task: Any) -> int:
+        """How many tenures of the name that task has. `==` and not `is`: the calls of one thread are equal."""
+        found = self._by_name.get(name)
+        if found is None:
+            return 0
+        holds = found.of_task(task) if isinstance(found, Several) else (found,)
+        return sum(each.task == task and each.held for hold in holds for each in hold.tenures)
 
     def add(self, hold: Hold) -> None:
         for name in hold.names:
             known = self._by_name.get(name)
             if known is None:
                 self._by_name[name] = hold
-            elif isinstance(known, dict):
-                known[hold] = None
             else:
-                self._by_name[name] = {known: None, hold: None}
+                if not isinstance(known, Several):
+                    self._by_name[name] = several = Several()
+                    several.add(known)
+                    known = several
+                known.add(hold)
 
     def remove(self, hold: Hold) -> None:
         """Harmless for one that is not there."""
@@ -113,7 +171,13 @@ class Holds:
             known = self._by_name.get(name)
             if known is hold:
                 del self._by_name[name]
-            elif isinstance(known, dict):
-                known.pop(hold, None)
+            elif isinstance(known, Several):
+                known.remove(hold)
                 if not known:
                     del self._by_name[name]
+
+    def taken_over(self, hold: Hold) -> None:
+        """Another task has its tenure."""
+        for name in hold.names:
+            if isinstance(known := self._by_name.get(name), Several):
+                known.taken_over(hold)

@@ -85,16 +85,16 @@ class Machine:
         elif notice.number == 0:
             if notice.broken:
                 self.holds.done_marks.broken(notice.name, notice.id)
-            for hold in self.holds.of(notice.name):
+            if (hold := self.holds.with_id(notice.name, notice.id)) is not None:
                 if notice.broken:
-                    hold.broken(notice.id)
-                elif not notice.expired:
-                    hold.waited_for(notice.id)
-                elif hold.op.id.startswith(notice.id):
+                    hold.broken()
+                elif notice.expired:
                     hold.lose("expired")
+                else:
+                    hold.contended = True
             name, marked, by = notice.name.rpartition(BROKEN_BY)
-            for hold in self.holds.of(name) if marked and notice.broken else ():
-                hold.broken(notice.id, by)
+            if marked and notice.broken and (hold := self.holds.with_id(name, notice.id)) is not None:
+                hold.broken(by)
 
     def check_kind(self, name: str, kind: Kind) -> None:
         """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,
@@ -102,10 +102,10 @@ class Machine:
         found = self.holds.get(name)
         if isinstance(found, Hold) and found.op.kind is kind:
             return
-        family = FAMILIES[kind.letter]
-        for hold in self.holds.of(name):
-            held = next((part.kind for part in hold.op.kind.parts if part.name == name), hold.op.kind)
-            if FAMILIES[held.letter] != family and any(tenure.held for tenure in hold.tenures):
+        held = next((hold for hold in self.holds.of(name) if any(tenure.held for tenure in hold.tenures)), None)
+        if held is not None:  # and so are all others, as the nodes see to it
+            theirs = next((part.kind for part in held.op.kind.parts if part.name == name), held.op.kind)
+            if FAMILIES[theirs.letter] != FAMILIES[kind.letter]:
                 raise WrongKind(f"{brief(name)} is in use as another kind", name=name)
 
     # -- nodes that go down and come back ------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock.protocol.acquisition import Acquisition
+from asynclock.protocol.holds import Several
 from asynclock.stores.port import Measured
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def counts(session: Session) -> Counts:
     """The counts of a session now."""
     holds: set[int] = set()
     for found in session.machine.holds.all():
-        if isinstance(found, dict):
-            holds.update(map(id, tuple(found)))
+        if isinstance(found, Several):
+            holds.update(map(id, tuple(found.values())))
         else:
             holds.add(id(found))
     waiting = sum(isinstance(each, Acquisition) and each.terms.had_to_wait for each in list(session.machine.under_way))

@@ -114,9 +114,9 @@ class Held:
         handler.fail(node, OSError(f"node {node} is away"), maybe=maybe)
         self.client.turn()
 
-    def notify(self, node: int = 0, **what: Any) -> None:
-        """That node sends the holder a notice."""
-        self.client.machine.received(node, Notice(self.hold.op.id[:ID_LENGTH], 0, name=NAME, **what))
+    def notify(self, node: int = 0, id: str = "", **what: Any) -> None:
+        """That node sends the holder a notice; with another `id`, the notice is for another hold of the name."""
+        self.client.machine.received(node, Notice(id or self.hold.op.id[:ID_LENGTH], 0, name=NAME, **what))
 
     def extend(self, length: float = LEASE) -> None:
         """The program extends it, and each node answers."""

@@ -279,7 +279,7 @@ def test_no_free_name_is_marked_after_a_break() -> None:
     """A server has reported it before the release."""
     run = Run()
     run.free(4)
-    run.hold.broken(run.hold.op.id[:32])
+    run.hold.broken()
     settle(run.client)
     run.returns()
     settle(run.client)

@@ -122,10 +122,10 @@ def test_a_hold_without_fencing_sends_no_token(fencing: bool) -> None:
 def test_a_release_says_that_other_clients_wait(nodes: int, fencing: bool) -> None:
     """A server has told the holder so. A notice about another hold does not count."""
     held = Held(nodes, fencing=fencing)
-    held.hold.waited_for(STRANGER)
+    held.notify(id=STRANGER)
     assert not held.hold.contended
     held.notify()
-    held.hold.waited_for(STRANGER)
+    held.notify(id=STRANGER)
     held.hold.end(held.tenure)
     assert [op.queueing.contended for ops in held.under_way(RELEASE) for op in ops] == [True] * nodes
 
@@ -157,7 +157,7 @@ def test_the_marks_of_a_run_are_completed_if_it_had_the_hold_to_its_end(before: 
     if before != "not done":
         held.tenure.mark_done(60.0)
     if before == "broken":
-        held.hold.broken(held.hold.op.id)
+        held.hold.broken()
     elif before == "lost":
         held.hold.lose("taken")
     held.hold.end(held.tenure)

@@ -320,7 +320,7 @@ def test_a_hold_that_was_broken_at_one_node_asks_all_of_them() -> None:
     and no other task gets the hold. A notice about another hold asks nothing."""
     held = Held()
     held.lose_key(2)
-    held.hold.broken(STRANGER)
+    held.notify(2, broken=True, id=STRANGER)
     assert held.asked(EXTEND) == [False] * 3
     held.notify(2, broken=True)
     assert [[op.lease for op in ops] for ops in held.under_way(EXTEND)] == [[0.0]] * 3
@@ -338,7 +338,7 @@ def test_the_error_names_the_operator_that_broke_it(order: list[str]) -> None:
     held = Held()
     held.lose_key(0, 1, 2)
     for by in order:
-        held.hold.broken(held.hold.op.id, by)
+        held.hold.broken(by)
     assert [len(ops) for ops in held.under_way(EXTEND)] == [order.count("")] * 3
     settle(held.client)
     assert held.losses == ["broken"]
@@ -366,7 +366,7 @@ def test_a_break_of_a_hold_that_is_over_asks_nothing() -> None:
     """Its release is under way."""
     held = Held()
     held.hold.end(held.tenure)
-    held.hold.broken(held.hold.op.id)
+    held.hold.broken()
     assert held.asked(EXTEND) == [False] * 3
 
 

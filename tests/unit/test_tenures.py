@@ -91,10 +91,10 @@ def test_it_belongs_to_the_task_that_has_entered_its_block() -> None:
     """Another task has acquired it. The one in the block would wait for itself if it asked for the name."""
     held, entered = Held(), Task()
     holds, acquired = held.client.machine.holds, held.tenure.task
-    assert holds.has_of_task(NAME, acquired)
+    assert holds.number_of_task(NAME, acquired)
     held.tenure.enter(entered, lambda reason: None)
-    assert holds.has_of_task(NAME, entered)
-    assert not holds.has_of_task(NAME, acquired)
+    assert holds.number_of_task(NAME, entered)
+    assert not holds.number_of_task(NAME, acquired)
 
 
 def test_a_failed_renewal_leaves_it_open_and_unknown() -> None:

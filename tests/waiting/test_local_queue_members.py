@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Callable
 from itertools import permutations
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
+from asynclock.protocol.hold import Hold
 from asynclock.protocol.holds import Holds
 from asynclock.protocol.local_queue import LocalQueues
 from tests.support.kinds_of_node import in_memory
@@ -75,6 +78,10 @@ class Compared:
     waits = True
     names = ("name",)
 
+    def __init__(self) -> None:
+        self.tenures: list[Any] = []
+        self.op = SimpleNamespace(id=secrets.token_hex(16))
+
     def __eq__(self, other: object) -> bool:
         type(self).compared += 1
         return self is other
@@ -113,3 +120,52 @@ def test_b11_a_hold_that_ends_compares_no_others() -> None:
         holds.remove(each)
     assert Compared.compared < count
     assert holds.get("name") is None
+
+
+def test_b11_an_acquire_compares_no_other_tasks() -> None:
+    """A task that asks for one of 2,000 permits has none, or a few: the tasks of the others are not looked at. A task
+    that has taken a lease over from the task that acquired it counts as its owner."""
+    count = 2_000
+    nothing: Any = None
+    holds = Holds(nothing, nothing, nothing, nothing, nothing)
+    some, tasks = [Compared() for _ in range(count)], [Compared() for _ in range(count)]
+    for each, task in zip(some, tasks, strict=True):
+        each.tenures.append(SimpleNamespace(task=task, held=True))
+        hold: Any = each
+        holds.add(hold)
+    Compared.compared = 0
+    assert holds.number_of_task("name", Compared()) == 0
+    assert holds.number_of_task("name", tasks[7]) == 1
+    some[8].tenures[0].task = tasks[7]
+    hold = some[8]
+    holds.taken_over(hold)
+    assert holds.number_of_task("name", tasks[7]) == 2
+    assert holds.number_of_task("name", tasks[8]) == 0
+    for each in some:
+        hold = each
+        holds.remove(hold)
+    assert Compared.compared < 10
+    assert holds.get("name") is None
+
+
+@in_memory
+async def test_b11_a_notice_reaches_one_hold(
+    make: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """An operator breaks a name with many holds. Each has a notice of its own, which no other hold looks at."""
+    told: list[str] = []
+    real = Hold.broken
+
+    def broken(hold: Hold, by: str = "") -> None:
+        told.append(hold.op.id)
+        real(hold, by)
+
+    monkeypatch.setattr(Hold, "broken", broken)
+    permits, client = 20, make(lease=LONG)
+    leases = [await client.semaphore(name, permits).acquire(timeout=0) for _ in range(permits)]
+    assert await client.break_lock(name)
+    for lease in leases:
+        assert lease is not None
+        await lease.wait_lost()
+    assert sorted(told) == sorted([hold_id for hold_id in set(told) for _ in range(2)])  # one says who broke it
+    assert len(set(told)) == permits
