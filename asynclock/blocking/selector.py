@@ -1,13 +1,13 @@
 """EventSelector: the selector of the background loop, on Linux.
 
-It begins the calls of threads by itself: an eventfd tells it of them, and what their first step schedules runs in the
-same turn of the loop. Of the polls that would not wait, since callbacks are ready, it makes one in four. Each call of
-the system gives the GIL away and has to get it back, and each turn of the loop takes time (docs/decisions.md).
+It begins the calls of threads by itself: an eventfd tells it of them. It also calls the readers of files that can be
+read. So what the first step of a call schedules, and what an answer wakes, runs in the same turn of the loop. Of the
+polls that would not wait, since callbacks are ready, it makes one in four. Each call of the system gives the GIL away
+and has to get it back, and each turn of the loop takes time (docs/decisions.md).
 """
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import selectors
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = 3
 """So many polls in a row."""
+
+_AT_ONCE = 64
+"""So many files that one poll finds ready. The next poll finds the others."""
 
 
 class EventSelector(selectors.DefaultSelector):
@@ -43,14 +46,17 @@ class EventSelector(selectors.DefaultSelector):
             self._left_out += 1
             return []
         self._left_out = 0
-        seconds = -1.0 if timeout is None else math.ceil(max(timeout, 0.0) * 1e3) * 1e-3
-        found = self._epoll.poll(seconds, len(self._keys) + 1)
+        found = self._epoll.poll(None if timeout is None else max(timeout, 0.0), _AT_ONCE)
         for _ in range(len(self._begun)):  # those that come meanwhile ring again, and timers are due in between
             call = self._begun.popleft()
             call.context.run(call.begin)
         ready = list[tuple[selectors.SelectorKey, int]]()
         for fd, mask in found:  # only now: a call may have closed a file whose number is in the list
             if fd != self._bell and (key := self._keys.get(fd)) is not None:
+                if mask == select.EPOLLIN and (reader := key.data[0]) is not None:
+                    if not reader.cancelled():
+                        reader._run()  # noqa: SLF001 - what it schedules runs in the same turn of the loop
+                    continue
                 # An error or a hang-up is both of them, since a read or a write finds it.
                 read = selectors.EVENT_READ if mask & ~select.EPOLLOUT else 0
                 ready.append((key, (read | selectors.EVENT_WRITE if mask & ~select.EPOLLIN else read) & key.events))
