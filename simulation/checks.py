@@ -165,6 +165,7 @@ class Judge:
                 self.fail("another's key was deleted", f"{op!r} of {op.id[12:18]} at {server.label}")
             elif gone and op.verb is RELEASE:
                 self._check_not_held(op)
+        self._world.waiting.seen(op, before, after, now)
         if self._world.tracing:
             self._world.trace(server.label, f"{op.verb.value} {op.name} {op.id[12:18]} of {op.id[:4]}: {vote}")
 
@@ -263,6 +264,11 @@ class Judge:
         """Whether an operator has broken the hold with that id."""
         return key in self._broken
 
+    def granted_until(self, key: str) -> float:
+        """The true time until which a majority of the nodes has granted the hold with that id."""
+        ends = sorted(self._ends.get(key, ()), reverse=True)
+        return ends[len(ends) // 2] if ends else -math.inf
+
     def _broken_lately(self, name: str) -> bool:
         """Whether a hold of that name was broken, and may not have ended for its client: then holds may be given in
         another order than that of their grants."""
@@ -273,8 +279,7 @@ class Judge:
         hold = tenure.hold
         if not tenure.open or hold.valid_until == -math.inf:
             return
-        ends = sorted(self._ends.get(record.key, ()), reverse=True)
-        end = ends[len(ends) // 2] if ends else -math.inf
+        end = self.granted_until(record.key)
         mine = record.client.clock.true_time(hold.valid_until)
         if mine > end + _ROUNDING:
             self.fail("held past its end", f"{record} of {hold.name}: until {mine:.6f}, granted until {end:.6f}")

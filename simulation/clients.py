@@ -11,7 +11,7 @@ from asyncio import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asynclock._errors import ConfigError, LockError, LockNotHeld, QuorumUnavailable, SelfDeadlock, client_closed
+from asynclock._errors import ConfigError, LockError, QuorumUnavailable, SelfDeadlock, client_closed
 from asynclock._options import ClientSettings, node_timeout
 from asynclock.protocol.core import SLICE
 from asynclock.protocol.handover import handle_of, parse_handle
@@ -265,17 +265,21 @@ class Client:
         self.world.called(self.name, f"job {job.number} acquires {lock.name} (timeout={timeout})")
         session: Any = self
         began, called = self.world.schedule.now, self.clock.now()
-        self.world.promptness.waits(job, self)
+        wait = self.world.waiting.begins(job, self)
         try:
             result = await calls.acquire(session, terms)
+            self.world.waiting.check_in_time(wait)
+            if not isinstance(result, Tenure):
+                self.world.judge.check_waited(self, job, self.clock.now() - called, math.inf, "refused")
+                self.world.waiting.check_reason(wait)
+                return
         except QuorumUnavailable as error:
             self.world.judge.check_waited(self, job, self.clock.now() - called, self.settings.patience, repr(error))
+            self.world.waiting.check_in_time(wait)
+            self.world.waiting.check_reason(wait, repr(error))
             raise
         finally:
-            self.world.promptness.ended(job)
-        if not isinstance(result, Tenure):
-            self.world.judge.check_waited(self, job, self.clock.now() - called, math.inf, "refused")
-            return
+            self.world.waiting.ends(wait)
         await self._hold(job, result, task, depth, began)
 
     async def _hold(self, job: Job, tenure: Tenure, task: Task, depth: int, began: float) -> None:
@@ -284,6 +288,7 @@ class Client:
         self.world.judge.entered(self, tenure, job.lock, job.number)
         stay = self.world.histories.entered(self, job.owner or f"job {job.number}", job.lock, tenure, began)
         self.world.promptness.entered(job.lock)
+        self.world.waiting.entered(tenure)
         try:
             if not await self._works(tenure, task, job.holds_for / 2):
                 if depth and not self.closed:
@@ -369,7 +374,9 @@ class Client:
         self.world.called(self.name, f"job {job.number} detaches {job.lock.name}")
         self.world.judge.detached(tenure)
         hold.detach(tenure)
-        self.world.detached(job, handle_of(hold.op, hold.last_fence))
+        handle = handle_of(hold.op, hold.last_fence)
+        self.world.handovers.detached(handle)
+        self.world.detached(job, handle)
 
     def adopt(self, job: Job, handle: str) -> None:
         """The program takes a hold over."""
@@ -379,14 +386,16 @@ class Client:
     async def _adopt(self, job: Job, handle: str, task: Task) -> None:
         terms = Terms(job.lock.name, job.lock.kind, job.lock.settings, task, None)
         session: Any = self
+        adopting = None
         try:
             await self._opened()
             self.world.called(self.name, f"adopts {job.lock.name} of job {job.number}")
             began = self.world.schedule.now
+            adopting = self.world.handovers.adopts(handle, job, self)
             result = await calls.adopt(session, terms, parse_handle(handle))
-        except LockNotHeld:
-            return
         except LockError as error:
+            if adopting is not None:
+                self.world.handovers.check_failed(adopting, error)
             self.world.trace(self.name, f"the adoption of job {job.number} ends: {error}")
             return
         if isinstance(result, Tenure):

@@ -21,6 +21,9 @@ LATE = 0.4
 """Seconds for which a request may still be under way after its connection was cut, at most. A tombstone has to last for
 longer, so it is less than the shortest lease."""
 
+SLOWEST = 9
+"""A message takes at most so many times the mean delay of its link."""
+
 
 class Request(NamedTuple):
     """A command to a server."""
@@ -50,7 +53,7 @@ class Link:
         random = self.random.random
         delay = self.delay * self.slow * (0.5 + random())
         if random() < 0.02:
-            delay *= 1 + 5 * random()
+            delay *= 1 + (SLOWEST / 1.5 - 1) * random()
         return max(self.schedule.now, self.blocked[direction]) + delay
 
     @property

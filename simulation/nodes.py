@@ -79,6 +79,7 @@ class SimulatedNode:
         self._dialled: Connection | None = None  # under way
         self._pending = PendingReleases()
         self._reports = Reports(self.label, client.reported, self._clock)
+        self.answered_at = -math.inf  # when an op got an answer last
         self._lost_at = -math.inf
         self._connected_at = -math.inf
         self._listened = False
@@ -147,6 +148,8 @@ class SimulatedNode:
         elif isinstance(message, Exception):  # WrongKind
             handler.fail(self.index, message, maybe=False)
         else:
+            if not isinstance(handler, Ignored):
+                self.answered_at = connection.moved_at
             handler.answer(self.index, message)
 
     def _refused(self, connection: Connection, handler: Any, error: ServerError) -> None:

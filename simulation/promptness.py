@@ -3,84 +3,116 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import TYPE_CHECKING
 
+from asynclock.rules.model import State
 from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.rules.rwlock import READ, WRITE
+from asynclock.rules.semaphore import wants
+from simulation.calm import SINCE, has_no_majority
 
 if TYPE_CHECKING:
-    from simulation.clients import Client
-    from simulation.plan import Fault, Job, LockPlan, Plan
+    from collections.abc import Mapping, Sequence
+
+    from asynclock.rules.model import Entry, Part
+    from simulation.plan import LockPlan
+    from simulation.waiting import Wait
     from simulation.world import World
 
-_SINCE = 0.5
-"""A waiter counts that has waited for so many seconds: then its ticket is at the servers."""
-
-_WITHIN, _TRIPS = 0.3, 40
-"""Someone enters within so many seconds, and so many times the mean delay of a message, after the name became free:
-several attempts, if votes split."""
+_EMPTY = State()
 
 
 class Promptness:
-    """Watches the names of mutexes. It does not look near a fault: a ticket of a client that is gone, or a hold that a
-    server could not be told to release, delays the waiters until it expires."""
+    """In two ways. A mutex is entered soon after the program that had it has released it. And at each look of the
+    Judge: a name that the servers would give to a waiter, however it became free (a release, an undo, a break, the end
+    of the lease of a dead holder), does not stay so. Then someone enters it, of whatever kind. A reader that would
+    enter beside other readers enters itself, whoever else does, unless a writer waits: that one holds readers back.
+
+    A waiter for several names counts while all of them are free. It does not look near a fault (`calm.py`), nor where
+    the servers send no notices."""
 
     def __init__(self, world: World) -> None:
-        plan = world.plan
         self._world = world
-        self._within = _WITHIN + _TRIPS * plan.delay
-        self._waits: dict[int, tuple[str, float, Client]] = {}  # job -> the name, since when, and where
+        self._calm = world.calm
         self._entered_at: dict[str, float] = {}
-        self._troubled = [(each.at - self._within, each.at + each.seconds + _after(each, plan)) for each in plan.faults]
-        self._counts = plan.safe and not plan.mute
-
-    def waits(self, job: Job, client: Client) -> None:
-        """A job waits for its lock."""
-        if _is_watched(job.lock):
-            self._waits[job.number] = job.lock.name, self._world.schedule.now, client
-
-    def ended(self, job: Job) -> None:
-        """It waits no more."""
-        self._waits.pop(job.number, None)
+        self._counts = not world.plan.mute
 
     def entered(self, lock: LockPlan) -> None:
         """A program has got a tenure."""
         for part in lock.parts:
             self._entered_at[part.name] = self._world.schedule.now
 
+    # -- after a release -----------------------------------------------------------------------------------------
+
     def released(self, lock: LockPlan) -> None:
         """A program gives its tenure back."""
         now = self._world.schedule.now
-        if not self._counts or not _is_watched(lock) or any(begin <= now < end for begin, end in self._troubled):
+        if not self._counts or not self._world.plan.safe or not _is_watched(lock) or self._calm.since(now) > now:
             return
-        waiting = [job for job, (name, since, _) in self._waits.items() if name == lock.name and since < now - _SINCE]
-        if waiting and not any(_has_no_majority(self._waits[job][2]) for job in waiting):
-            self._world.schedule.at(now + self._within, self._look, lock.name, now, waiting)
+        waiting = [
+            wait
+            for wait in self._world.waiting
+            if wait.lock.name == lock.name and _is_watched(wait.lock) and wait.began < now - SINCE
+        ]
+        if waiting and not any(has_no_majority(wait.client) for wait in waiting):
+            self._world.schedule.at(now + self._calm.within, self._look_after, lock.name, now, waiting)
 
-    def _look(self, name: str, since: float, waiting: list[int]) -> None:
+    def _look_after(self, name: str, since: float, waiting: Sequence[Wait]) -> None:
         if self._entered_at.get(name, -math.inf) >= since:
             return
-        still = [(job, self._waits[job][2]) for job in waiting if job in self._waits]
-        if any(_has_no_majority(client) for _, client in still):
+        still = [wait for wait in waiting if wait in self._world.waiting]
+        if any(has_no_majority(wait.client) for wait in still):
             return
-        if still and all(client in self._world.live() for _, client in still):
-            who = ", ".join(f"job {job} of {client.name}" for job, client in still)
+        if still and all(wait.client in self._world.live() for wait in still):
+            who = ", ".join(map(str, still))
             self._world.judge.fail("served late", f"{name} is free since {since:.6f}, and {who} wait")
 
+    # -- at each look --------------------------------------------------------------------------------------------
 
-def _has_no_majority(client: Client) -> bool:
-    """An idle client learns of restarts with its next op, and waits for max_lease from then. A node that votes again
-    gets a waiter's ticket with its next round."""
-    since = client.clock.now() - _SINCE
-    return 2 * len([node for node in client.nodes if node.votes_since > since]) >= len(client.nodes)
+    def look(self) -> None:
+        """At all that wait."""
+        now, waiting = self._world.schedule.now, self._world.waiting
+        calm = self._calm.since(now)
+        parts = {part.name: part for wait in waiting for part in wait.lock.parts} if self._counts else {}
+        holds = {name: self._holds(name) for name in parts} if calm <= now else {}
+        writers = {part.name for wait in waiting for part in wait.lock.parts if part.kind.letter == WRITE.letter}
+        for wait in waiting:
+            if not holds or has_no_majority(wait.client) or not _may_enter(wait.lock.parts, holds, writers):
+                wait.free_since = math.inf
+                continue
+            wait.free_since = min(wait.free_since, now)
+            since = max(wait.free_since, wait.began + SINCE, calm)
+            if any(part.kind.letter != READ.letter or part.name in writers for part in wait.lock.parts):
+                since = max(since, *(self._entered_at.get(part.name, since) for part in wait.lock.parts))
+            if now - since > self._calm.within and wait.client in self._world.live():
+                self._world.judge.fail("served late", f"{wait.lock.name} is free since {since:.6f}, and {wait} waits")
+
+    def _holds(self, name: str) -> list[tuple[Entry, ...]]:
+        """At each server."""
+        servers = self._world.servers
+        return [server.states.get(name, _EMPTY).at(server.now()).holds for server in servers]
 
 
-def _after(fault: Fault, plan: Plan) -> float:
-    """Seconds after its end for which a fault may hold up waiters."""
-    if fault.what in ("slow", "errors", "noscript", "wall", "break"):
-        return 2.0
-    if fault.what in ("cut", "partition", "isolate", "alone", "kill", "close", "stop", "freeze"):
-        return 1.2 * plan.longest_lease + 3.0  # until the tickets and the holds of that time have ended
-    return plan.settings.max_lease + 1.2 * plan.longest_lease + 5.0  # a server that restarts casts no vote at first
+def _may_enter(parts: Sequence[Part], holds: Mapping[str, Sequence[Sequence[Entry]]], writers: set[str]) -> bool:
+    """Whether a majority of the servers would let it in now, at the slots of one choice."""
+    of_parts = [holds[part.name] for part in parts]
+    nodes = len(of_parts[0])
+    for part, each in zip(parts, of_parts, strict=True):
+        if part.kind.letter == READ.letter and part.name in writers and any(each):
+            return False
+    for slots in product(*(range(part.kind.slots or 1) if nodes > 1 else (-1,) for part in parts)):
+        if 2 * sum(all(map(_admits, parts, node, slots)) for node in zip(*of_parts, strict=True)) > nodes:
+            return True
+    return False
+
+
+def _admits(part: Part, holds: Sequence[Entry], slot: int) -> bool:
+    """Whether a server with these holds lets one more in, at that slot (-1: any)."""
+    if part.kind.slots:
+        taken = any(wants(each.id)[1] == str(slot) for each in holds)
+        return len(holds) < part.kind.slots and not taken
+    return part.kind.admits(holds, f"{'':32}|{part.kind.mode}" if part.kind.mode else "")
 
 
 def _is_watched(lock: LockPlan) -> bool:

@@ -8,15 +8,18 @@ from random import Random
 from time import process_time
 from typing import TYPE_CHECKING, NamedTuple
 
+from simulation.calm import Calm
 from simulation.checks import Flaw, Judge
 from simulation.clients import Client
 from simulation.faults import Faults
+from simulation.handovers import Handovers
 from simulation.histories import Histories
 from simulation.loop import Schedule
 from simulation.network import Link
 from simulation.plan import Job
 from simulation.promptness import Promptness
 from simulation.servers import Server
+from simulation.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +56,9 @@ class World:
         self.counts: Counter[str] = Counter()
         self.schedule = Schedule()
         self.judge = Judge(self, plan.settings.max_lease)
+        self.calm = Calm(plan)
+        self.waiting = Waiting(self)
+        self.handovers = Handovers(self)
         self.promptness = Promptness(self)
         self.histories = Histories(self)
         self.waits: dict[int, Client] = {}  # the jobs that wait for a lock
@@ -169,6 +175,8 @@ class World:
 
     def _look(self) -> None:
         self.judge.look()
+        self.waiting.look()
+        self.promptness.look()
         self.schedule.at(self.schedule.now + _LOOKS, self._look)
 
     def _has_flaw(self) -> bool:

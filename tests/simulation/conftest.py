@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from simulation.checks import Judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True)
@@ -13,12 +18,21 @@ def patient_nodes() -> None:
 
 
 @pytest.fixture
-def histories_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the programs saw is checked, and nothing else."""
+def checked_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Of the checks only the one that finds this flaw counts."""
     fail = Judge.fail
 
-    def fails(judge: Judge, what: str, about: object) -> None:
-        if what == "not linearizable":
-            fail(judge, what, about)
+    def check(only: str) -> None:
+        def fails(judge: Judge, what: str, about: object) -> None:
+            if what == only:
+                fail(judge, what, about)
 
-    monkeypatch.setattr(Judge, "fail", fails)
+        monkeypatch.setattr(Judge, "fail", fails)
+
+    return check
+
+
+@pytest.fixture
+def histories_only(checked_alone: Callable[[str], None]) -> None:
+    """What the programs saw is checked, and nothing else."""
+    checked_alone("not linearizable")
