@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from simulation.plan import LONG_RUNS, RUNS, plan_of
+from simulation.plan import HARD_RUNS, LONG_RUNS, RUNS, plan_of
 from simulation.shrink import shrink
 from simulation.world import simulate
 
@@ -120,15 +120,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1, help="so many hours")
     parser.add_argument("--base", type=int, help="the first seed; without it, a new one")
-    parser.add_argument("--run", type=int, help=f"only this one of the {LONG_RUNS.stop} runs of each seed")
+    parser.add_argument("--run", type=int, help=f"only this one of the {HARD_RUNS.stop} runs of each seed")
     parser.add_argument(
-        "--long", action="store_true", help="the runs of a quarter of an hour, with fewer faults an hour"
+        "--long",
+        action="store_true",
+        help="the runs of a quarter of an hour, and the hard one",
     )
     parser.add_argument("--jobs", type=int, default=1, help="so many processes; 0: one for each core")
     parser.add_argument("--within", type=float, help="stop after so many seconds")
     given = parser.parse_args(arguments)
     base = given.base if given.base is not None else random.SystemRandom().randrange(10**9)
-    runs = (given.run,) if given.run is not None else LONG_RUNS if given.long else range(RUNS)
+    runs = (given.run,) if given.run is not None else (*LONG_RUNS, *HARD_RUNS) if given.long else range(RUNS)
     began, done, failed = time.monotonic(), list[Hour](), list[Hour]()
     print(f"seeds from {base}", flush=True)
     for hour in in_order(partial(hour_of, runs=runs), range(base, base + given.seeds), given.jobs):

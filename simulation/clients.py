@@ -248,6 +248,7 @@ class Client:
                 self.world.judge.fail("a wrong error", f"job {job.number} of {job.lock.name}: {error!r}")
         finally:
             self.world.waits.pop(job.number, None)
+            self.world.ended(job, self)
 
     async def _opened(self) -> None:
         """As the first use of a client, it waits for its connections."""
@@ -266,6 +267,7 @@ class Client:
         session: Any = self
         began, called = self.world.schedule.now, self.clock.now()
         wait = self.world.waiting.begins(job, self)
+        self.world.starvation.waits(job, self)
         try:
             result = await calls.acquire(session, terms)
             self.world.waiting.check_in_time(wait)
@@ -280,6 +282,7 @@ class Client:
             raise
         finally:
             self.world.waiting.ends(wait)
+            self.world.starvation.waits_no_more(job, self)
         await self._hold(job, result, task, depth, began)
 
     async def _hold(self, job: Job, tenure: Tenure, task: Task, depth: int, began: float) -> None:

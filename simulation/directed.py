@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from asynclock._options import ClientSettings, LockSettings
-from asynclock.rules.mutex import MUTEX
+from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.rules.rwlock import READ, WRITE
 from simulation.plan import ClientPlan, Fault, Job, LockPlan, NodePlan, Plan
+
+if TYPE_CHECKING:
+    from asynclock.rules.model import Kind
 
 
 def _plan(
@@ -28,8 +35,8 @@ def _plan(
     )
 
 
-def _lock(lease: float) -> LockPlan:
-    return LockPlan("name", MUTEX, LockSettings(lease=lease))
+def _lock(lease: float, kind: Kind = MUTEX) -> LockPlan:
+    return LockPlan("name", kind, LockSettings(lease=lease))
 
 
 def _refused_while_others_are_silent() -> Plan:
@@ -73,3 +80,31 @@ def _one_counter_ahead() -> Plan:
 
 PLANS = {"REFUSAL_COUNTS": _refused_while_others_are_silent(), "WITNESSES": _one_counter_ahead()}
 """Ablation -> the plan that shows what breaks."""
+
+
+def _loop(number: int, client: int, lock: LockPlan, holds_for: float) -> Job:
+    """A task that acquires a lock again and again."""
+    return Job(number, 1.0 + 0.01 * number, client, lock, None, holds_for, turns=10_000, until=39.0)
+
+
+def _many_readers() -> Plan:
+    """Six tasks of two clients read again and again, so that there is always a reader; one task of a third client wants
+    to write."""
+    lock = _lock(2.0, WRITE)
+    jobs = (
+        *(_loop(each, each % 2, replace(lock, kind=READ), 0.1) for each in range(6)),
+        Job(9, 2.0, 2, lock, None, 0.1),
+    )
+    return replace(_plan("many readers", 2.0, (0.0, 0.0, 0.0), jobs, ()), locks=(lock,))
+
+
+def _often_renewed() -> Plan:
+    """Eight tasks of two clients acquire a fair lock again and again. One task of a third client has a shorter lease,
+    so it renews its ticket several times before the others have had the lock."""
+    lock, short = _lock(8.0, FAIR), _lock(0.9, FAIR)
+    jobs = (*(_loop(each, each % 2, lock, 0.1) for each in range(8)), Job(9, 2.0, 2, short, None, 0.1))
+    return replace(_plan("often renewed", 8.0, (0.0, 0.0, 0.0), jobs, ()), locks=(lock, short))
+
+
+LOADS = {"many readers": _many_readers(), "often renewed": _often_renewed()}
+"""What is asked for again at once, in which nobody starves."""

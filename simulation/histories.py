@@ -11,9 +11,9 @@ from spec.sequential import Mutex, ReadWrite, Semaphore, falling
 
 if TYPE_CHECKING:
     from asynclock.protocol.hold import Tenure
-    from asynclock.rules.model import Rule
+    from asynclock.rules.model import Part
     from simulation.clients import Client
-    from simulation.plan import LockPlan
+    from simulation.plan import LockPlan, Plan
     from simulation.world import World
 
 MOST = 200_000
@@ -51,7 +51,8 @@ class Histories:
         if self._world.plan.safe and lock.settings.fencing and not broken:
             self._inside[stay] = None
             for part in lock.parts:
-                self._specs[part.name] = _spec_of(part.kind)
+                if part.name not in self._specs:
+                    self._specs[part.name] = _spec_of(part, self._world.plan)
                 what = {"r": "read", "w": "write"}.get(part.kind.letter, "acquire")
                 self._calls.setdefault(part.name, []).append(Call(who, what, tenure.fence, began, now))
         return stay
@@ -88,7 +89,9 @@ class Histories:
                 self._world.judge.fail("a token did not rise", f"{name}: {pair[0]}; {pair[1]}")
 
 
-def _spec_of(kind: Rule) -> Any:
-    if kind.slots:
-        return Semaphore(kind.slots)
+def _spec_of(part: Part, plan: Plan) -> Any:
+    kind = part.kind
+    if kind.slots:  # locks of one name may have different numbers: never more than the greatest are held
+        parts = (each for lock in plan.locks for each in lock.parts)
+        return Semaphore(max([kind.slots, *(each.kind.slots for each in parts if each.name == part.name)]))
     return ReadWrite() if kind.letter in ("r", "w") else Mutex(reentrant=True)  # else each stay is another's

@@ -28,6 +28,11 @@ LONG_SECONDS = 900.0
 """... of so many seconds each: also an hour. Each has as many jobs and faults, so there is more time between them:
 leases are renewed more often, and more of what is kept for a time ends."""
 
+HARD_RUNS = range(LONG_RUNS.stop, LONG_RUNS.stop + 1)
+"""... and this one, beside the long ones ..."""
+HARD_SECONDS = 300.0
+"""... of so many seconds, with what `hard.py` adds."""
+
 JOBS = 150
 """Of one run, at least. A job calls two functions or more, unless it is refused."""
 
@@ -89,9 +94,12 @@ class Job:
     owner: str = ""  # of a reentrant lock, if several tasks are one owner
     adopters: tuple[tuple[float, int], ...] = ()  # seconds after the detach, and the client
     adoption_cancelled_after: float | None = None
+    turns: int = 1  # so often its task does this, at most, one after the other ...
+    until: float = 0.0  # ... as long as it begins before that time
 
     def __str__(self) -> str:
         more = f", cancelled after {self.cancelled_after:.3f} s" if self.cancelled_after is not None else ""
+        more += f", {self.turns} times" if self.turns > 1 else ""
         return f"client {self.client} wants {self.lock.name} for {self.holds_for:.3f} s{more}, then {self.ends_by}"
 
     @property
@@ -131,6 +139,7 @@ class Plan:
     delay: float
     new: bool  # the servers were never used
     mute: frozenset[int] = frozenset()  # the nodes that send no notices
+    deaf: frozenset[tuple[int, int]] = frozenset()  # client, node: this client gets no notices from that node
     jobs: tuple[Job, ...] = ()
     faults: tuple[Fault, ...] = ()
     seconds: float = SECONDS
@@ -146,6 +155,10 @@ class Plan:
 
 def plan_of(seed: int, run: int) -> Plan:
     """The plan number `run` of a seed."""
+    if run in HARD_RUNS:
+        from simulation.hard import harder  # it uses the classes of this module
+
+        return harder(_Drawing(f"{seed}/{run}", HARD_SECONDS).plan())
     return _Drawing(f"{seed}/{run}", LONG_SECONDS if run in LONG_RUNS else SECONDS).plan()
 
 

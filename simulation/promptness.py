@@ -36,7 +36,7 @@ class Promptness:
         self._world = world
         self._calm = world.calm
         self._entered_at: dict[str, float] = {}
-        self._counts = not world.plan.mute
+        self._counts = not (world.plan.mute or world.plan.deaf)
 
     def entered(self, lock: LockPlan) -> None:
         """A program has got a tenure."""

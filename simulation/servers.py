@@ -46,6 +46,7 @@ class Server:
         self.fails = False  # it answers each op with an error
         self.unknown_scripts = 0  # so many ops get NOSCRIPT
         self.may_publish = True
+        self.deaf: frozenset[int] = frozenset()  # the clients that get no notices from it
         self.run_id = f"run-{index}-0"
         self.started = -1e6  # true time
         self.mark = ""
@@ -89,7 +90,7 @@ class Server:
     def _handle(self, connection: Connection, request: Request) -> None:
         match request.what:
             case "hello":
-                connection.listens = self.may_publish
+                connection.listens = self.may_publish and int(connection.tag[:2], 16) not in self.deaf
                 connection.reply((self.run_id, self._schedule.now - self.started, self.mark))
             case "mark":
                 connection.reply(self.mark)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from time import process_time
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +20,7 @@ from simulation.network import Link
 from simulation.plan import Job
 from simulation.promptness import Promptness
 from simulation.servers import Server
+from simulation.starvation import Starvation
 from simulation.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class World:
         self.waiting = Waiting(self)
         self.handovers = Handovers(self)
         self.promptness = Promptness(self)
+        self.starvation = Starvation(self)
         self.histories = Histories(self)
         self.waits: dict[int, Client] = {}  # the jobs that wait for a lock
         self.servers = [
@@ -68,6 +71,7 @@ class World:
         ]
         for server in self.servers:
             server.may_publish = server.index not in plan.mute
+            server.deaf = frozenset(client for client, node in plan.deaf if node == server.index)
             server.mark = "" if plan.new else server.run_id
             server.started = 0.0 if plan.new else server.started
         self.links = {
@@ -103,7 +107,10 @@ class World:
     def start(self, slot: int) -> None:
         """A process begins."""
         if self.clients[slot] is None:
-            self.clients[slot] = Client(self, slot, self.count(f"client {slot}"))
+            client = self.clients[slot] = Client(self, slot, self.count(f"client {slot}"))
+            for job in self.plan.jobs:
+                if job.client == slot and job.at < self.schedule.now < job.until:
+                    client.loop.post(client.begin, job)
 
     def end(self, slot: int, *, at_once: bool) -> None:
         """A process ends: killed, or closed."""
@@ -133,6 +140,12 @@ class World:
         self.counts["jobs"] += 1
         if (client := self.clients[job.client]) is not None:
             client.loop.post(client.begin, job)
+
+    def ended(self, job: Job, client: Client) -> None:
+        """A task has done that job, or its process has ended."""
+        self.starvation.ended(job, client)
+        if job.turns > 1 and self.schedule.now < job.until and not client.loop.dead:
+            client.loop.later(client.begin, replace(job, turns=job.turns - 1))
 
     # -- the run -------------------------------------------------------------------------------------------------
 
@@ -177,6 +190,7 @@ class World:
         self.judge.look()
         self.waiting.look()
         self.promptness.look()
+        self.starvation.look()
         self.schedule.at(self.schedule.now + _LOOKS, self._look)
 
     def _has_flaw(self) -> bool:
