@@ -143,6 +143,11 @@ class Judge:
             {op.id[:ID_LENGTH], op.queueing.waiter[:ID_LENGTH]} if op.verb in (RELEASE, ADOPT) else {op.id[:ID_LENGTH]}
         )
         for old, new in zip(before, after, strict=True):
+            if not self._safe and op.queueing.number:
+                self._note_ticket(server, op, new)
+            self._check_stays_away(server, op, new, now)
+            if new.holds is old.holds and op.verb is not Verb.BREAK:
+                continue  # as most: a refusal, or the renewal of a ticket
             had, has = _ids(old, now), _ids(new, now)
             for key, entry in has.items():
                 ends = self._ends.get(key)
@@ -152,9 +157,6 @@ class Judge:
                 if entry.ends is not None:
                     granted = max(server.true_time(entry.ends), self._tickets_end.get((server.index, key), -math.inf))
                     ends[server.index] = max(ends[server.index], granted)
-            if not self._safe and op.queueing.number:
-                self._note_ticket(server, op, new)
-            self._check_stays_away(server, op, new, has)
             gone = had.keys() - has.keys()
             if op.verb is Verb.BREAK:
                 self._broken |= gone
@@ -177,12 +179,12 @@ class Judge:
             if ticket.id[:ID_LENGTH] == key:
                 self._tickets_end[server.index, key] = server.true_time(ticket.ends)
 
-    def _check_stays_away(self, server: Server, op: Op, state: State, has: dict[str, Entry]) -> None:
+    def _check_stays_away(self, server: Server, op: Op, state: State, now: float) -> None:
         """An id is spent by its release: neither its hold nor its ticket comes back. A plain SET looks at no tombstone,
         as docs/safety.md says: one that comes late takes the name for its lease."""
         key = op.id[:ID_LENGTH]
         if (server.index, key) in self._released and key not in self._left_alone:
-            if key in has or any(each.id[:ID_LENGTH] == key for each in state.queue):
+            if key in _ids(state, now) or any(each.id[:ID_LENGTH] == key for each in state.queue):
                 if op.plain:
                     self._left_alone.add(key)
                     return
@@ -295,6 +297,8 @@ class Judge:
 
     def look(self) -> None:
         """At all tenures."""
+        if not self._records:
+            return
         for record in list(self._records):
             tenure = record.tenure()
             if tenure is None or not tenure.open:

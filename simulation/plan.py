@@ -4,6 +4,7 @@ plan is the whole input of a run: the same plan gives the same run, and a shorte
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class LockPlan:
     reentrant: bool = False
     once: float = 0.0
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         rule: Any = self.kind
         return self.kind.parts or (Part(self.name, rule),)
@@ -144,7 +145,7 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     seconds: float = SECONDS
 
-    @property
+    @cached_property
     def longest_lease(self) -> float:
         extended = [job.extends_by for job in self.jobs if job.extends_by is not None]
         return max([*extended, *(lock.settings.lease for lock in self.locks)])

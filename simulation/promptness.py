@@ -72,7 +72,9 @@ class Promptness:
 
     def look(self) -> None:
         """At all that wait."""
-        now, waiting = self._world.schedule.now, self._world.waiting
+        now, waiting = self._world.schedule.now, list(self._world.waiting)
+        if not waiting:
+            return
         calm = self._calm.since(now)
         parts = {part.name: part for wait in waiting for part in wait.lock.parts} if self._counts else {}
         holds = {name: self._holds(name) for name in parts} if calm <= now else {}
