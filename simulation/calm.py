@@ -1,10 +1,13 @@
-"""When nothing goes wrong: the times of a run that no fault of its plan can have changed."""
+"""When nothing goes wrong: the times of a run that no fault of its plan can have changed. And when and for which names
+what docs/safety.md assumes holds."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
+
+from simulation.network import SLOWEST
 
 if TYPE_CHECKING:
     from simulation.clients import Client
@@ -17,6 +20,9 @@ several attempts, if votes split."""
 SINCE = 0.5
 """A waiter counts that has waited for so many seconds: then its ticket is at the servers."""
 
+_LOST_TOKENS = 20.0
+"""Seconds before the loss of a counter in which a token may have been given that is above the next ones."""
+
 
 class Calm:
     """A fault has an effect for longer than it lasts: a ticket of a client that is gone, or a hold that a server could
@@ -24,11 +30,12 @@ class Calm:
 
     def __init__(self, plan: Plan) -> None:
         self.within = _WITHIN + _TRIPS * plan.delay  # seconds for what clients do without a fault
+        self.slowest = 2 * SLOWEST * plan.delay  # seconds until an answer, at most
         self._begins: list[float] = []
         self._ends: list[float] = []  # the latest end of the troubles that have begun by then
         for fault in plan.faults:  # in their order
             self._begins.append(fault.at - self.within)
-            end = fault.at + fault.seconds + _after(fault, plan)
+            end = fault.at + abs(fault.seconds) + _after(fault, plan)
             self._ends.append(max(end, self._ends[-1] if self._ends else -math.inf))
 
     def since(self, now: float) -> float:
@@ -42,11 +49,35 @@ class Calm:
         return self.since(now) <= began
 
 
+class Assumptions:
+    """What docs/safety.md assumes holds for all names, until a fault of a plan that is not safe: a server loses data,
+    its clock is stepped, or the key of a name is evicted. Then there may be two owners, as long as the effects of what
+    was there last: a hold ends within max_lease. A mark (of a rest, or of `once`) may be set without the hold, by a
+    release within a lease after that, and ends within max_lease of it. After a restart this counts from its end, and a
+    token may be below those that were given in the 20 s before. All that is given later, all servers know."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._doubts: list[tuple[float, float, frozenset[str] | None]] = []  # from, until, names (None: all)
+        for fault in plan.faults if not plan.safe else ():
+            if fault.what in ("evict", "step", "crash empty", "crash rewound"):
+                until = fault.at + abs(fault.seconds) + _after(fault, plan) + _LOST_TOKENS
+                names = frozenset(part.name for part in fault.lock.parts) if fault.lock is not None else None
+                self._doubts.append((fault.at, until, names))
+
+    def hold(self, name: str, now: float) -> bool:
+        """Whether they hold for that name."""
+        return not any(begin <= now < end and (names is None or name in names) for begin, end, names in self._doubts)
+
+    def have_held(self, name: str, now: float) -> bool:
+        """Whether they held for that name until now."""
+        return not any(begin <= now and (names is None or name in names) for begin, _, names in self._doubts)
+
+
 def _after(fault: Fault, plan: Plan) -> float:
     """Seconds after its end for which a fault may hold up waiters."""
-    if fault.what in ("slow", "errors", "noscript", "wall", "break"):
+    if fault.what in ("slow", "errors", "noscript", "wall", "break", "kill", "close"):
         return 2.0
-    if fault.what in ("cut", "partition", "isolate", "alone", "kill", "close", "stop", "freeze"):
+    if fault.what in ("cut", "partition", "isolate", "alone", "stop", "freeze"):
         return 1.2 * plan.longest_lease + 3.0  # until the tickets and the holds of that time have ended
     return plan.settings.max_lease + 1.2 * plan.longest_lease + 5.0  # a server that restarts casts no vote at first
 

@@ -121,6 +121,14 @@ class Judge:
     def _safe(self) -> bool:
         return self._world.plan.safe
 
+    def _assumed(self, name: str) -> bool:
+        """Whether what docs/safety.md assumes holds for that name now."""
+        return self._world.assumptions.hold(name, self.now)
+
+    def have_been_assumed(self, name: str) -> bool:
+        """Whether it has held until now."""
+        return self._world.assumptions.have_held(name, self.now)
+
     def fail(self, what: str, about: object) -> None:
         if self.flaw is None:
             self.flaw = Flaw(what, str(about))
@@ -167,9 +175,13 @@ class Judge:
                 self.fail("another's key was deleted", f"{op!r} of {op.id[12:18]} at {server.label}")
             elif gone and op.verb is RELEASE:
                 self._check_not_held(op)
-        self._world.waiting.seen(op, before, after, now)
+        self._see(op, before, after, now)
         if self._world.tracing:
             self._world.trace(server.label, f"{op.verb.value} {op.name} {op.id[12:18]} of {op.id[:4]}: {vote}")
+
+    def _see(self, op: Op, before: Sequence[State], after: Sequence[State], now: float) -> None:
+        """What an acquire may be refused for."""
+        self._world.waiting.seen(op, before, after, now)
 
     def _note_ticket(self, server: Server, op: Op, state: State) -> None:
         """A ticket becomes a hold that ends with it. If the server's clock is stepped forward meanwhile, the hold ends
@@ -215,7 +227,7 @@ class Judge:
         if tenure.held:
             self._check_rested(record)
             for part in lock.parts:
-                if self._safe and self.now < self._done_until.get(part.name, -math.inf):
+                if self._assumed(part.name) and self.now < self._done_until.get(part.name, -math.inf):
                     self.fail("a run after a run that returned", f"{record} of {part.name}")
         if lock.settings.fencing:
             for part in lock.parts:
@@ -228,21 +240,19 @@ class Judge:
         """Disjoint: no two holds of a name, unless their kinds admit both. A hold that is passed on inside a process
         has one tenure at a time, but for the tenures of one owner of a reentrant lock. All that are held are compared:
         a hold that was not held for a time, in doubt, may be held again."""
-        if not self._safe:
-            return
         found: dict[str, list[tuple[Record, Part]]] = {}
         for record, _ in self._held():
             if record.key not in self._broken:
                 for part in record.lock.parts:
                     found.setdefault(part.name, []).append((record, part))
         for name, held in found.items():
-            if len(held) > 1 and not _admit_each_other(held):
+            if len(held) > 1 and not _admit_each_other(held) and self._assumed(name):
                 self.fail("two holders", f"of {name}: " + ", ".join(str(each) for each, _ in held))
 
     def _check_rested(self, record: Record) -> None:
         """A name stays taken for min_hold after its holder entered."""
         for part in record.lock.parts:
-            if self._safe and self.now < self._rests_until.get(part.name, -math.inf):
+            if self._assumed(part.name) and self.now < self._rests_until.get(part.name, -math.inf):
                 self.fail("min_hold was not kept", f"{record} of {part.name}")
 
     def _check_token(self, record: Record, name: str, *, shared: bool) -> None:
@@ -256,8 +266,8 @@ class Judge:
         lost_between = granted <= self._lost_at
         if not lost_between and fence <= tokens.before(granted - _ROUNDING):
             self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(granted)}")
-        in_order = self._safe and not (shared or again) and key not in self._broken and not self._broken_lately(name)
-        if in_order and fence <= tokens.before(math.inf):
+        in_order = not (shared or again) and key not in self._broken and not self._broken_lately(name)
+        if in_order and self.have_been_assumed(name) and fence <= tokens.before(math.inf):
             self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(math.inf)}")
         if not lost_between:
             tokens.add(self.now, fence, key)
@@ -351,7 +361,7 @@ class Judge:
                 continue
             if fence >= self._written.get(part.name, 0):
                 self._written[part.name] = fence
-            elif self._safe and not self._broken_lately(part.name):
+            elif self._assumed(part.name) and not self._broken_lately(part.name):
                 self.fail("a write under a lease was refused", f"{part.name}, token {fence}")
 
     def released(self, tenure: Tenure, lock: LockPlan, entered: float, ends: float = math.inf) -> None:
@@ -388,7 +398,7 @@ class Judge:
     def adopted(self, handle: str, tenure: Tenure) -> None:
         """A program has taken a hold over."""
         key = tenure.hold.op.id[:ID_LENGTH]
-        if self._adopted.setdefault(handle, key) != key and self._safe:
+        if self._adopted.setdefault(handle, key) != key and self._assumed(tenure.hold.name):
             self.fail("a handle was adopted twice", tenure.hold.name)
 
     def gone(self, client: Client) -> None:

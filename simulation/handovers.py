@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from asynclock._errors import QuorumUnavailable
 from asynclock.protocol.handover import parse_handle
 from asynclock.rules.model import ID_LENGTH
 from simulation.calm import has_no_majority
@@ -48,6 +49,8 @@ class Handovers:
         lasts = world.judge.granted_until(key) > world.schedule.now and not world.judge.was_broken(key)
         calm = world.calm.lasts(began - world.calm.within, world.schedule.now)
         asked = client.clock.now() - adopting.called + world.calm.within
+        if isinstance(error, QuorumUnavailable) and client.within(adopting.job.lock.settings) < world.calm.slowest:
+            return  # the nodes may have answered too late
         if self._adoptions[adopting.handle] > 1 or not (lasts and calm) or client.closed:
             return
         if not has_no_majority(client, asked):

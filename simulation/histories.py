@@ -32,9 +32,10 @@ class Stay(NamedTuple):
 
 
 class Histories:
-    """Records acquires and releases, while what docs/safety.md assumes holds. An acquire that gets no tenure is left
-    out. A release takes effect at some time after the program last had the tenure for its own: that of a lost lease at
-    some time after its end, and that of one that an operator broke at some time after the entry."""
+    """Records acquires and releases, as long as what docs/safety.md assumes has always held for the name. An acquire
+    that gets no tenure is left out. A release takes effect at some time after the program last had the tenure for its
+    own: that of a lost lease at some time after its end, and that of one that an operator broke at some time after the
+    entry."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -48,7 +49,8 @@ class Histories:
         who = f"{client.name} {owner}" if lock.reentrant else f"{client.name} {number}"
         stay = Stay(number, client, who, lock, tenure.hold.op.id[:ID_LENGTH], now)
         broken = self._world.judge.was_broken(stay.key)  # its client may not know yet, and enter it again
-        if self._world.plan.safe and lock.settings.fencing and not broken:
+        assumed = all(self._world.judge.have_been_assumed(part.name) for part in lock.parts)
+        if assumed and lock.settings.fencing and not broken:
             self._inside[stay] = None
             for part in lock.parts:
                 if part.name not in self._specs:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, parts_of
 from asynclock.rules.rwlock import READ
 from simulation.calm import has_no_majority
-from simulation.network import SLOWEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ class Wait:
         self.began = client.world.schedule.now
         self.called: float = client.clock.now()
         self.beside = False  # its client had one of the names, or another acquire of it, meanwhile
+        self.heard: float = client.clock.true_time(min(node.answered_at for node in client.nodes))  # from each node
         self.free_since = math.inf  # since which look it might have entered (`promptness.py`)
         self.asks_since = self.called  # by its client's clock: since then its process does not have one of the names
 
@@ -165,26 +165,22 @@ class Waiting:
             self._world.judge.fail("refused without a reason", about)
 
     def _may_be_answered(self, wait: Wait) -> bool:
-        """Whether its time was enough for the slowest answer, with that of each node and of the last question."""
-        slowest = 2 * SLOWEST * self._world.plan.delay + _TICK
-        if wait.job.timeout is None:
-            return True
-        within = wait.client.within(wait.lock.settings)
-        return slowest <= (within if wait.job.timeout == 0 else min(wait.job.timeout / 2, within, _RECENT))
+        """Whether its time was enough for the slowest answer, with that of each node and of the last question. The
+        connections of an idle client may have ended in an earlier fault: its first op finds that out."""
+        within, timeout = wait.client.within(wait.lock.settings), wait.job.timeout
+        if timeout is not None and wait.heard < self._calm.since(self._world.schedule.now):
+            return False
+        return self._calm.slowest + _TICK <= (min(timeout / 2, within, _RECENT) if timeout else within)
 
     def _is_obstacle(self, wait: Wait, part: Part) -> bool:
-        """Whether others have kept it out of that name."""
+        """Whether others have kept it out of that name. Over N nodes one of them is enough for a permit, if the time is
+        too short for another slot."""
         seen = self._seen.get(part.name, {})
         others = {each[_KIND] for each, at in seen.items() if at >= wait.began and self._is_of_others(wait, each)}
         if part.kind.letter == READ.letter:  # readers do not keep each other out
             others = {each for each in others if each[-1:] != READ.letter}
-        return len(others) >= (part.kind.slots if self._has_time_for_slots(wait) else 1)
-
-    def _has_time_for_slots(self, wait: Wait) -> bool:
-        """Over several nodes another holder may have the slot that the first round asks for: then it takes a second
-        one."""
-        timeout = wait.job.timeout or math.inf  # with timeout=0 it asks for other slots, too
-        return len(self._world.servers) == 1 or timeout > self._calm.within
+        has_time = len(wait.client.nodes) == 1 or not 0 < (wait.job.timeout or 0) < self._calm.within
+        return len(others) >= (part.kind.slots if part.kind.slots and has_time else 1)
 
     def _is_of_others(self, wait: Wait, its_id: str) -> bool:
         """Not of this acquire: its client had no other acquire of this name."""

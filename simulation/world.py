@@ -9,7 +9,7 @@ from random import Random
 from time import process_time
 from typing import TYPE_CHECKING, NamedTuple
 
-from simulation.calm import Calm
+from simulation.calm import Assumptions, Calm
 from simulation.checks import Flaw, Judge
 from simulation.clients import Client
 from simulation.faults import Faults
@@ -58,7 +58,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.schedule = Schedule()
         self.judge = Judge(self, plan.settings.max_lease)
-        self.calm = Calm(plan)
+        self.calm, self.assumptions = Calm(plan), Assumptions(plan)
         self.waiting = Waiting(self)
         self.handovers = Handovers(self)
         self.promptness = Promptness(self)

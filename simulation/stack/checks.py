@@ -34,6 +34,16 @@ class StackJudge(Judge):
         super().__init__(world, world.plan.options["max_lease"])  # type: ignore[arg-type]  # it has what the judge asks
         self._stored: dict[tuple[Server, bytes], dict[str, float]] = {}
 
+    def have_been_assumed(self, name: str) -> bool:
+        """In the whole run, or not at all."""
+        del name
+        return self._safe
+
+    _assumed = have_been_assumed
+
+    def _see(self, *args: object) -> None:
+        """Refusals are not judged here."""
+
     def carried_out_at(self, server: Server, words: Sequence[bytes], reply: object, keys: Sequence[bytes]) -> None:
         """A server has carried a command out, which has changed these keys."""
         self._look_for_released(server, words, reply, keys)
