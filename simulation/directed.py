@@ -88,11 +88,11 @@ def _loop(number: int, client: int, lock: LockPlan, holds_for: float) -> Job:
 
 
 def _many_readers() -> Plan:
-    """Six tasks of two clients read again and again, so that there is always a reader; one task of a third client wants
+    """Four tasks of two clients read again and again, so that there is always a reader; one task of a third client wants
     to write."""
     lock = _lock(2.0, WRITE)
     jobs = (
-        *(_loop(each, each % 2, replace(lock, kind=READ), 0.1) for each in range(6)),
+        *(_loop(each, each % 2, replace(lock, kind=READ), 0.2) for each in range(4)),
         Job(9, 2.0, 2, lock, None, 0.1),
     )
     return replace(_plan("many readers", 2.0, (0.0, 0.0, 0.0), jobs, ()), locks=(lock,))

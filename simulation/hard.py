@@ -198,9 +198,9 @@ class _Harder:
 
     def _crowd(self) -> None:
         """Many tasks of one client wait for a name that another client holds, and those of a third client behind them.
-        Then that client is often killed: its tickets are left."""
+        Then one of these two is often killed. If its machine is gone, the servers learn of that later."""
         random, plan, settings = self._random, self.plan, self._settings()
-        kind: Any = random.choice((FAIR, WRITE, WRITE, Semaphore(2), Semaphore(80)))
+        kind: Any = random.choice((MUTEX, FAIR, WRITE, WRITE, Semaphore(2), Semaphore(80)))
         lock = LockPlan("crowd", kind, settings)
         at, clients = random.uniform(1, plan.seconds - 30), list(range(len(plan.clients)))
         random.shuffle(clients)
@@ -213,12 +213,20 @@ class _Harder:
             jobs.append(Job(self._next(), begin, clients[1], waits, None, 0.002))
         for _ in range(random.randint(1, 4)):
             late = replace(lock, kind=random.choice((READ, WRITE)) if kind is WRITE else kind)
-            jobs.append(Job(self._next(), begin + random.expovariate(4), clients[-1], late, None, 0.01))
-        faults = list[Fault]()
-        if random.random() < 0.7:
-            killed_at = begin + random.uniform(0, 1.2) * holds_for
-            faults.append(Fault(killed_at, "kill", clients[1], seconds=random.uniform(0.1, 5.0)))
-        self._add([lock], jobs, faults)
+            jobs.append(Job(self._next(), begin + random.expovariate(4), clients[2 % len(clients)], late, None, 0.01))
+        killed_at = begin + random.uniform(0, 1.2) * holds_for
+        self._add(
+            [lock], jobs, self._kills(killed_at, clients[random.random() < 0.75]) if random.random() < 0.8 else []
+        )
+
+    def _kills(self, at: float, client: int) -> list[Fault]:
+        """A process is killed. In a part of these, nothing of that reaches the servers for a time."""
+        random, nodes = self._random, range(len(self.plan.nodes))
+        kill = Fault(at, "kill", client, seconds=random.uniform(0.1, 5.0))
+        if random.random() < 0.6:
+            return [kill]
+        lasts = random.uniform(0.5, 2.0) * self.plan.settings.lock.lease
+        return [*(Fault(at - 0.01, "partition", client, node, lasts, "both") for node in nodes), kill]
 
     def _next(self) -> int:
         self._number += 1

@@ -1,5 +1,5 @@
 """How long a waiter is passed over: nobody waits for a lock of one name for much longer than all the others together
-hold it."""
+hold it. A client that polls over several nodes has no place in the queue, so it does not count."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ class Starvation:
         plan = world.plan
         clocks = [min(max(each.wall_offset, -CLOCK_SKEW), CLOCK_SKEW) for each in plan.clients]
         self._skew = max(clocks) - min(clocks) + 0.1 if len(plan.nodes) > 1 else 0.0
-        self.worst = 0.0
+        self.worst = 0.0  # share of what it may wait that a waiter has waited
+        self._polls = {slot for slot in range(len(plan.clients)) if _polls(plan, slot)}
 
     def waits(self, job: Job, client: Client) -> None:
         """A job waits for its lock."""
         key, now = (client, job.number), self._world.schedule.now
         for part in job.lock.parts:
             self._present.setdefault(part.name, {})[key] = math.inf, _seconds(job, self._world.plan)
-        if job.timeout is None and not job.lock.kind.parts:
+        if job.timeout is None and not job.lock.kind.parts and client.slot not in self._polls:
             self._waits.setdefault(key, _Wait(job, client, now))
 
     def waits_no_more(self, job: Job, client: Client) -> None:
@@ -89,6 +90,13 @@ class Starvation:
         work = sum(seconds for until, seconds in present if until >= wait.since)
         troubles = sum(_trouble(each, plan) for each in plan.faults if _matters(each, plan, wait.since, now))
         return LEAST + self._skew + TURNS * work + troubles
+
+
+def _polls(plan: Plan, slot: int) -> bool:
+    """Whether no majority of several nodes notifies that client."""
+    nodes = range(len(plan.nodes))
+    listens = [node for node in nodes if node not in plan.mute and (slot, node) not in plan.deaf]
+    return len(nodes) > 1 and 2 * len(listens) <= len(nodes)
 
 
 def _seconds(job: Job, plan: Plan) -> float:
