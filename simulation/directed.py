@@ -88,8 +88,8 @@ def _loop(number: int, client: int, lock: LockPlan, holds_for: float) -> Job:
 
 
 def _many_readers() -> Plan:
-    """Four tasks of two clients read again and again, so that there is always a reader. One task of a third client
-    wants to write."""
+    """Four tasks of two clients read again and again, so that there is always a reader. A task of a third client wants
+    to write."""
     lock = _lock(2.0, WRITE)
     jobs = (
         *(_loop(each, each % 2, replace(lock, kind=READ), 0.2) for each in range(4)),

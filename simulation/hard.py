@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from simulation.plan import Plan
 
-KEPT = 0.3
+KEPT = 0.2
 """The share of the jobs of the ordinary plan that stay."""
 
 LOADED = ("mutex", "mutex", "fair", "fair", "read-write", "read-write", "semaphore", "semaphore", "reentrant", "plain")
@@ -33,7 +33,7 @@ TURNS = (80, 160, 320)
 CROWDS = (40, 100, 100, 160, 600)
 """Tasks of one client that wait for one name, at one node."""
 
-FEW = (30, 60, 100)
+FEW = (30, 50, 80)
 """The same at more nodes."""
 
 
