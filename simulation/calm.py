@@ -33,7 +33,7 @@ class Calm:
         self.slowest = 2 * SLOWEST * plan.delay  # seconds until an answer, at most
         self._begins: list[float] = []
         self._ends: list[float] = []  # the latest end of the troubles that have begun by then
-        for fault in plan.faults:  # in their order
+        for fault in sorted(plan.faults, key=lambda each: each.at):
             self._begins.append(fault.at - self.within)
             end = fault.at + abs(fault.seconds) + _after(fault, plan)
             self._ends.append(max(end, self._ends[-1] if self._ends else -math.inf))

@@ -58,6 +58,9 @@ class Waiting:
         self._entered: set[str] = set()  # the holds of programs, by the random part of their ids
         self._ended: dict[tuple[str, str], float] = {}  # client, name -> when an acquire ended last
 
+    def __bool__(self) -> bool:
+        return bool(self._waits)
+
     def __iter__(self) -> Iterator[Wait]:
         return iter(self._waits)
 

@@ -188,8 +188,9 @@ class World:
 
     def _look(self) -> None:
         self.judge.look()
-        self.waiting.look()
-        self.promptness.look()
+        if self.waiting:
+            self.waiting.look()
+            self.promptness.look()
         self.starvation.look()
         self.schedule.at(self.schedule.now + _LOOKS, self._look)
 
