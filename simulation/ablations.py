@@ -22,8 +22,10 @@ from asynclock.protocol.rounds import Rounds, RoundsAtMany, RoundsAtOne, Ticket
 from asynclock.quorum import quarantine
 from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.quorum import Quorum
+from asynclock.rules import decide
 from asynclock.rules.decide import Decision
-from asynclock.rules.model import Op, Queueing, Serve
+from asynclock.rules.model import RELEASE, WAIT, Op, Queueing, Serve, Verdict
+from asynclock.rules.several import JointDecision
 from simulation.directed import PLANS
 from simulation.plan import RUNS, plan_of
 from simulation.world import simulate
@@ -162,6 +164,50 @@ def _still_counts(self: Any, ballot: Any, index: int, refusal: Any) -> None:
     self._recount()
 
 
+def _behind_all(self: Any) -> Any:
+    """As before 2026-11-30."""
+    op, last = self._op, None
+    ticketless = Queueing(op.queueing.serve, waiter=op.queueing.waiter)
+    for again in (True, False):
+        for index in range(len(self.parts)):
+            last = self._ask(index, op.verb, fence=op.fence, ticket=ticketless)
+            if last.verdict is not Verdict.YES:
+                break
+        else:
+            return self._yes(self._level())
+        for other in range(len(self.parts)):
+            if other != index:
+                self._leave(other)
+        if last.verdict is Verdict.NO and op.queueing.number:
+            last = self._ask(index, WAIT, ticket=replace(op.queueing, span=0))
+            if again and last.verdict is Verdict.NO and last.holder is None:
+                continue
+        return last, index
+    raise AssertionError
+
+
+def _leaves_quietly(self: Any, index: int) -> None:
+    for own in filter(None, (self._op.id, self._op.queueing.waiter)):
+        self._ask(index, RELEASE, id=own, ticket=Queueing())
+
+
+def _serves_one(self: Any, until: str, entering: Any) -> bool:
+    with mock.patch.object(decide, "SERVED", 1), mock.patch.object(decide, "LAST", 0):
+        return _SERVE_ALL(self, until, entering)
+
+
+def _by_this_clock(self: Any) -> None:
+    self.op.queueing.order = 0
+    _ENQUEUE(self)
+
+
+def _to_the_front(self: Any) -> None:
+    _ENQUEUE(self)
+    queue = self.state.queue
+    self._put(queue=tuple(sorted(queue, key=lambda each: each.id != self.waiter)))
+
+
+_SERVE_ALL, _ENQUEUE = Decision._serve_all, Decision._enqueue
 _UNDO, _QUORUM_UNDO, _SEND = Rounds._undo, Quorum.undo, Ticket.send
 _WITHOUT_MAJORITY, _JUDGE = Acquisition._plan_without_majority, quarantine.judge
 _HOLD, _RELEASE, _ADOPT, _REFUSED_BY = Decision._hold, Decision.release, Decision.adopt, Hold._refused_by
@@ -248,6 +294,21 @@ ABLATIONS = {
     "OTHERS_STAY": Ablation("a release deletes no other hold", Decision, "release", _releases_all),
     "HANDLE_ONCE": Ablation("an adoption ends the hold that it takes over", Decision, "adopt", _adopt_beside),
     "EXPIRES": Ablation("a server keeps a hold for its lease", Decision, "_hold", _kept_for_longer),
+    "IN_ORDER": Ablation("the queue is in the order of the order keys", Decision, "_enqueue", _to_the_front),
+    "OWN_ORDER": Ablation("a ticket keeps its order key at a node", Decision, "_enqueue", _by_this_clock),
+    "BATCHES": Ablation("an op serves all who can enter together", Decision, "_serve_all", _serves_one),
+    "PLACES": Ablation(
+        "a try for several names takes its place at each by its first one", JointDecision, "acquire", _behind_all
+    ),
+    "LEAVING_SERVES": Ablation(
+        "a refused try for several names serves those that it leaves", JointDecision, "_leave", _leaves_quietly
+    ),
+    "ONE_TOKEN": Ablation(
+        "the token of several names is above the fences of all",
+        JointDecision,
+        "_level",
+        lambda self: min(state.fence for state in self.states),
+    ),
     "ADOPT_ONCE": Ablation("a claim that is given up withdraws its id", rounds, "withdraw", _nothing),
 }
 

@@ -17,9 +17,16 @@ The flaws:
     no majority has it      a caller has a tenure, and less than a majority of the nodes have its hold
     a token did not rise    the token of an exclusive tenure is not above the tokens before it
     an orphan               a node has a hold or a ticket of an id that no client knows, and no op of it is under way
-    a free name             nobody has the name, nothing is under way or has gone wrong, and a caller waits
+    a free name             nobody has any name of a caller that waits, and nothing is under way or has gone wrong
+    a free place            the first waiter of a queue could enter, and nothing is under way or has gone wrong
+    overtaken               a fair lock went to a later waiter (`queues.py`)
+    a place changed         a ticket of a fair lock came back in another place
     something is left       all callers have ended, and a machine has a claim, a hold or a ticket
-    dead end                a caller that neither gets the name nor waits for a timer
+    dead end                a caller that is not served, and waits for no timer
+    no progress             nothing goes wrong any more, all timers fire and all messages arrive: a caller still waits
+
+Where a scene has timers, a walk of the explorer may end while callers wait for one more. From there the world goes on
+in one order, which is fair to all (`World.end_fairly`). Where a scene has none, its messages alone serve all callers.
 """
 
 from __future__ import annotations
@@ -49,6 +56,7 @@ from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.deciding import copy_of, decided, keys_of
 from asynclock.stores.redis.pending import PendingReleases
 from spec.explorer import Step
+from spec.queues import could_enter, parts_of, queues_of, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +69,15 @@ LEASE = 30.0
 SOON = 2.5
 """Seconds. A pause after split votes is shorter; the renewal of a ticket comes later."""
 UNKNOWN_SCRIPT = "NOSCRIPT"
+FAULTS = ("cuts", "overdue", "gives_up", "closes", "restarts", "forgets")
+"""Of a scene."""
+FIRES = "a timer fires"
+NO_PROGRESS = "no progress"
+FAIR_STEPS = 3_000
+"""From any state all callers are served within so many steps, if nothing goes wrong any more: 941 are the most of
+5,900 walks."""
+SHOWN = 100
+"""Of these."""
 
 
 class Rule(StrEnum):
@@ -405,6 +422,8 @@ class World:
         self.calm = True  # nothing has gone wrong
         self._ticks = 0  # where time does not stand still: a server is at no moment twice
         self._without = without
+        self._rules = rules_of(each.kind for each in scene.wants)
+        self._queues = queues_of(self._rules) if scene.nodes == 1 else {}  # nothing has gone wrong there yet
         self._is_fenced = all(each.settings.fencing for each in scene.wants)
 
     def fingerprint(self) -> tuple[object, ...]:
@@ -438,7 +457,7 @@ class World:
                 if not core.closed:
                     yield from self._troubles(letter, index, node)
             if self._may_fire(letter):
-                yield letter, "a timer fires", False
+                yield letter, FIRES, False
             if self.left["closes"] and not core.closed:
                 yield letter, "closes", True
         yield from self._choices_of_servers()
@@ -498,7 +517,7 @@ class World:
         self._settle()
 
     def _do(self, core: Core, machine: Machine, what: str) -> None:
-        if what == "a timer fires":
+        if what == FIRES:
             self._fire(core)
             return
         if what == "closes":
@@ -520,7 +539,7 @@ class World:
             machine.connected(True)
         elif what.startswith("loses"):
             self.left["cuts"] -= 1
-            self.calm = False
+            self._goes_wrong()
             if (
                 unread := node.cut()
             ) and self._is_fenced:  # a plain SET that comes late takes the name (docs/safety.md)
@@ -530,8 +549,12 @@ class World:
                 node.pending._releases.clear()  # noqa: SLF001
         else:
             self.left["overdue"] -= 1
-            self.calm = False
+            self._goes_wrong()
             node.unanswered[0].fail(index, TimeoutError("late"), maybe=True)
+
+    def _goes_wrong(self) -> None:
+        self.calm = False
+        self._queues = {}  # a waiter may lose its place
 
     def _call(self, caller: Caller, what: str) -> None:
         """A caller does something."""
@@ -592,11 +615,11 @@ class World:
 
     def _enter(self, caller: Caller, tenure: Tenure) -> None:
         caller.tenures.append(tenure)
-        exclusive = not caller.want.kind.shared or caller.want.kind in (WRITE, BOTH)
         again = len(caller.tenures) > 1 or caller.want.adopts  # with the token that the hold has
-        if exclusive and not again and caller.want.settings.fencing:
-            for name in tenure.hold.names:
-                if tenure.fence <= self.top.get(name, 0):
+        if not again and caller.want.settings.fencing:
+            for part in parts_of(caller.want.kind):
+                exclusive = not part.kind.shared or part.kind is WRITE
+                if exclusive and tenure.fence <= self.top.get(part.name, 0):
                     self.flaw = "a token did not rise"
         for name in tenure.hold.names:
             self.top[name] = max(self.top.get(name, 0), tenure.fence)
@@ -639,7 +662,7 @@ class World:
     def _close(self, core: Core, machine: Machine) -> None:
         """As `Session.aclose`. What is under way may still arrive."""
         self.left["closes"] -= 1
-        self.calm = False
+        self._goes_wrong()
         core.closed = True
         machine.begin_close()
         for hold in machine.holds.in_slices():
@@ -694,7 +717,7 @@ class World:
     def _restart(self, index: int) -> None:
         """A server forgets all. Its connections break, and what it has not read is lost."""
         self.left["restarts"] -= 1
-        self.calm = False
+        self._goes_wrong()
         self.states[index] = {}
         self.restarted[index] = self.time
         self.late = [each for each in self.late if each[0] != index]
@@ -714,8 +737,12 @@ class World:
         before = [states.get(key, State()) for key in keys]
         self._ticks += self.scene.hasty
         now = WALL + self.time + 1e-6 * self._ticks
-        change, vote = decided(op, before, now, partial(self._listens, index))
+        listens = partial(self._listens, index)
+        change, vote = decided(op, before, now, listens)
         states.update(zip(keys, change.states, strict=True))
+        for key in self._queues.keys() & states.keys() & {*keys}:
+            was = before[keys.index(key)]
+            self.flaw = self.flaw or self._queues[key].decided(op, was, states[key], now, listens) or ""
         for notice in change.notices:
             self.cores[notice.id[0]].quorum.nodes[index].inbox.append(notice)
         return vote
@@ -773,23 +800,35 @@ class World:
         return self.states[index].get(name, State()).at(WALL + self.time)
 
     def _wrong_nodes(self) -> str | None:
-        known, found, taken = self._known_ids(), set[str](), False
+        known, found = self._known_ids(), set[str]()
         for index, states in enumerate(self.states):
             for name in states:
                 state = self._state(index, name)
                 found |= {each.id[:ID_LENGTH] for each in state.queue}
                 found |= {each.id[:ID_LENGTH] for each in state.holds if each.id not in TIMED}
-                taken = taken or bool(state.holds)
         if found - {each[:ID_LENGTH] for each in known}:
             return "an orphan"
-        nothing = all(node.quiet for node in self._nodes()) and not self._is_late()
-        waits = [each for each in self.callers if each.claim is not None and not each.wakes]
-        return "a free name" if self.calm and nothing and waits and not taken and not self._tries_soon(waits) else None
+        if not self.calm or self._is_late() or not all(node.quiet for node in self._nodes()):
+            return None
+        if any(each.claim and not each.wakes and self._could_have(each) for each in self.callers):
+            return "a free name"
+        return "a free place" if self.scene.nodes == 1 and any(map(self._has_place, self._rules)) else None
 
-    def _tries_soon(self, waits: list[Caller]) -> bool:
-        """Over several nodes the waiters try again a moment after their votes were split."""
-        timers = [self.cores[each.want.client].clock.next() for each in waits]
-        return self.scene.nodes > 1 and any(timer is not None and timer.when < self.time + SOON for timer in timers)
+    def _could_have(self, caller: Caller) -> bool:
+        """Whether nobody has any of the names for which it waits. Over several nodes those who wait for one of them may
+        try again a moment after their votes were split."""
+        names = {part.name for part in parts_of(caller.want.kind)}
+        if any(self._state(index, name).holds for index in range(self.scene.nodes) for name in names):
+            return False
+        waits = [each for each in self.callers if each.claim is not None and not each.wakes]
+        beside = [each for each in waits if names & {part.name for part in parts_of(each.want.kind)}]
+        timers = [self.cores[each.want.client].clock.next() for each in beside]
+        tries_soon = any(timer is not None and timer.when < self.time + SOON for timer in timers)
+        return self.scene.nodes == 1 or not tries_soon
+
+    def _has_place(self, name: str) -> bool:
+        """Whether somebody waits who could enter. Those who have been granted, and have not woken yet, wait no more."""
+        return could_enter(self._rules[name][0], self._state(0, name), WALL + self.time, partial(self._listens, 0))
 
     def _is_late(self) -> bool:
         """Whether a timer is overdue: a ticket may have expired before its owner has renewed it."""
@@ -818,16 +857,36 @@ class World:
                 known |= _ids_of(claim)
         return known
 
-    def good(self) -> bool:
-        """All have ended; or one waits for a timer, and no more may fire."""
-        if all(each.ended for each in self.callers):
-            return True
-        if any(each.want.adopts and not each.entered for each in self.callers) and all(
-            each.ended or each.want.adopts for each in self.callers
-        ):
-            return True  # nobody has detached it
-        waits = any(self.cores[each.want.client].clock.next() is not None for each in self.callers if each.claim)
-        return waits and not self.left["timers"]
+    def served(self) -> bool:
+        """Whether all have ended, but for those that wait for a handle that nobody has made."""
+        waits = [each for each in self.callers if not each.ended]
+        return all(each.want.adopts and not each.entered for each in waits)
+
+    def end_fairly(self, trace: list[tuple[str, str]]) -> str | None:
+        """From now on nothing goes wrong, and all timers fire, each once nothing else is to happen. The actor that has
+        done nothing for longest comes next. Adds the steps to the trace. Returns the flaw: a wrong state, or a caller
+        that is not served; then the trace has the first steps only, since the others repeat them."""
+        begin = len(trace)
+        self.left |= dict.fromkeys(FAULTS, 0) | {"timers": FAIR_STEPS}
+        done: dict[tuple[str, str], int] = {}
+        for number in range(FAIR_STEPS):
+            must = [(who, what) for who, what, whim in self.choices() if not whim]
+            soon = [each for each in must if each[1] != FIRES]
+            if not must:
+                break
+            if soon:
+                step = min(soon, key=lambda each: done.get(each, -1))
+            else:
+                step = min(must, key=lambda each: self.cores[each[0]].clock.next().when)
+            done[step] = number
+            trace.append(step)
+            self.do(*step)
+            if (what := self.wrong()) is not None:
+                return what
+        if self.served():
+            return None
+        del trace[begin + SHOWN :]
+        return NO_PROGRESS
 
 
 def _name(kind: Kind) -> str:
@@ -858,9 +917,12 @@ class Place:
     def __init__(self, world: World, path: tuple[tuple[str, str], ...]) -> None:
         self.path = path
         self.choices = tuple(world.choices())
-        self.wrong = world.wrong()
-        self.good = world.good()
         self._picture = world.fingerprint()
+        self.wrong = world.wrong()
+        self.good = world.served()
+        is_end = all(whim for _, _, whim in self.choices)
+        if is_end and world.scene.timers and not self.good and self.wrong is None:
+            self.wrong, self.good = world.end_fairly([]), True
 
     def __hash__(self) -> int:
         return hash(self._picture)

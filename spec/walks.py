@@ -19,16 +19,17 @@ from asynclock.rules.model import Part
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
-from spec.explorer import DEAD_END, Flaw
-from spec.machine import BOTH, LEASE, Scene, Want, World
+from spec.explorer import Flaw
+from spec.machine import BOTH, FIRES, LEASE, Scene, Want, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asynclock.rules.model import Kind
 
-LONGEST = 4_000
-"""Steps of one walk. None needs as many."""
+ENDS = (30, 80, 4_000, 4_000, 4_000)
+"""After so many steps the order is drawn no longer: nothing goes wrong any more, and all callers must be served. Most
+walks end earlier."""
 
 
 def _each(letters: str, kind: Kind = MUTEX, **settings: Any) -> tuple[Want, ...]:
@@ -91,19 +92,18 @@ class Walk(NamedTuple):
 
 
 def walk(scene: Scene, seed: int) -> Walk:
-    """One walk, until nothing more must happen."""
+    """One walk, until nothing more must happen, or for some steps. Then the world goes on in an order that is fair."""
     world = World(scene, random=Random(seed).random)  # noqa: S311 - no secret
     pace = _Pace(Random(f"pace {seed}"))  # noqa: S311 - no secret
+    longest = Random(f"end {seed}").choice(ENDS)  # noqa: S311 - no secret
     trace: list[tuple[str, str]] = []
-    while len(trace) < LONGEST:
-        step = pace.choose(list(world.choices()))
-        if step is None:
-            return Walk(len(trace), None if world.good() else Flaw(DEAD_END, tuple(trace)))
+    while len(trace) < longest and (step := pace.choose(list(world.choices()))) is not None:
         trace.append(step)
         world.do(*step)
         if (what := world.wrong()) is not None:
             return Walk(len(trace), Flaw(what, tuple(trace)))
-    return Walk(len(trace), Flaw("it does not end", tuple(trace)))
+    flaw = world.end_fairly(trace)
+    return Walk(len(trace), None if flaw is None else Flaw(flaw, tuple(trace)))
 
 
 class _Pace:
@@ -128,7 +128,7 @@ class _Pace:
     def _weight(self, step: tuple[str, str]) -> float:
         if step not in self._weights:
             self._weights[step] = self._random.choice((0.05, 1.0, 1.0, 4.0))
-            if step[1] == "a timer fires":
+            if step[1] == FIRES:
                 self._weights[step] *= self._timers
         return self._weights[step]
 

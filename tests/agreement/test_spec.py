@@ -99,15 +99,21 @@ WALKS = {
     "NEVER_AFTER_UNDO": ("reentrant, forgets, 3", 0, "an orphan"),
     "UNDO_FIRST": ("plain, gives up, 1", 0, "an orphan"),
     "UNDO": ("plain, gives up, 1", 0, "an orphan"),
-    "ORDER_KEY": ("fair, calm, 3", 0, "it does not end"),
+    "ORDER_KEY": ("fair, calm, 3", 0, "no progress"),
     "TICKET_NEEDS_MAJORITY": ("plain, closes, 1", 0, "an orphan"),
     "STAYS_IN_SPAN": ("local, calm, 1", 0, "a token did not rise"),
     "LEAVE": ("mutex, gives up, 1", 0, "an orphan"),
-    "RAISE": ("mutex, restart, 3", 0, "it does not end"),
+    "RAISE": ("mutex, restart, 3", 0, "no progress"),
     "WITHDRAW": ("mutex, calm, 1", 0, "something is left"),
     "OTHERS_STAY": ("mutex, calm, 1", 0, "a token did not rise"),
     "ADOPT_ONCE": ("mutex, gives up, 1", 0, "an orphan"),
     "WAKING_UNDO": ("mutex, gives up, 3", 83, "a free name"),
+    "IN_ORDER": ("fair, calm, 1", 0, "overtaken"),
+    "OWN_ORDER": ("fair, gives up, 1", 1, "a place changed"),
+    "BATCHES": ("read-write, calm, 1", 0, "a free place"),
+    "PLACES": ("multi in order, calm, 1", 2, "no progress"),
+    "LEAVING_SERVES": ("multi of kinds, calm, 1", 0, "a free place"),
+    "ONE_TOKEN": ("multi in order, calm, 1", 0, "a token did not rise"),
 }
 """For each rule: a scene and a seed that fail without it, and the flaw."""
 
