@@ -24,12 +24,12 @@ from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.quorum import Quorum
 from asynclock.rules import decide
 from asynclock.rules.decide import Decision
-from asynclock.rules.model import RELEASE, WAIT, Op, Queueing, Serve, Verdict
+from asynclock.rules.model import RELEASE, Op, Queueing, Serve
 from asynclock.rules.several import JointDecision
 from simulation.directed import PLANS
 from simulation.plan import RUNS, plan_of
 from simulation.world import simulate
-from spec import restart, walks
+from spec import restart, several, walks
 from spec.explorer import explore
 
 if TYPE_CHECKING:
@@ -165,25 +165,10 @@ def _still_counts(self: Any, ballot: Any, index: int, refusal: Any) -> None:
 
 
 def _behind_all(self: Any) -> Any:
-    """As before 2026-11-30."""
-    op, last = self._op, None
-    ticketless = Queueing(op.queueing.serve, waiter=op.queueing.waiter)
-    for again in (True, False):
-        for index in range(len(self.parts)):
-            last = self._ask(index, op.verb, fence=op.fence, ticket=ticketless)
-            if last.verdict is not Verdict.YES:
-                break
-        else:
-            return self._yes(self._level())
-        for other in range(len(self.parts)):
-            if other != index:
-                self._leave(other)
-        if last.verdict is Verdict.NO and op.queueing.number:
-            last = self._ask(index, WAIT, ticket=replace(op.queueing, span=0))
-            if again and last.verdict is Verdict.NO and last.holder is None:
-                continue
-        return last, index
-    raise AssertionError
+    decision = several.BehindAll(self.parts, self.states, self._op, self._now, self._has_listener)
+    reply, part = decision.acquire()
+    self.states, self.notices = decision.states, decision.notices
+    return reply, part
 
 
 def _leaves_quietly(self: Any, index: int) -> None:

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from simulation.cli import in_order
-from spec import machine, one_node, quorum, restart, span, split
+from spec import machine, one_node, quorum, restart, several, span, split
 from spec.explorer import explore
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spec.explorer import Report
 
-MODULES: tuple[ModuleType, ...] = (one_node, quorum, split, restart, span, machine)
+MODULES: tuple[ModuleType, ...] = (one_node, quorum, split, restart, span, several, machine)
 
 
 def large(module: ModuleType) -> dict[str, object]:
@@ -44,7 +44,7 @@ def report_of(place: str) -> Report:
     module = next(each for each in MODULES if each.__name__ == f"spec.{name}")
     gc.disable()  # a walk keeps a million tuples and makes no cycles
     try:
-        return explore(module.scene(scene))
+        return explore(module.scene(scene), cycles=getattr(module, "CYCLES", False))
     finally:
         gc.enable()
 

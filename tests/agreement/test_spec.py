@@ -14,7 +14,7 @@ import pytest
 from simulation.ablations import without
 from spec import __main__ as command
 from spec import one_node, walks
-from spec.explorer import DEAD_END, Report, Step, explore
+from spec.explorer import DEAD_END, LIVELOCK, Report, Step, explore
 
 MODULES = command.MODULES
 
@@ -23,11 +23,11 @@ SCENES = [pytest.param(each, scene, id=f"{_name}-{scene}".replace(" ", "-"))
 RULES = [pytest.param(each, rule, id=rule.name) for each in MODULES for rule in each.Rule]
 
 
-def walk(model: Any) -> Report:
+def walk(model: Any, cycles: bool = False) -> Report:
     """Without garbage collections: a walk keeps a million tuples and makes no cycles, so they would find nothing."""
     gc.disable()
     try:
-        return explore(model)
+        return explore(model, cycles=cycles)
     finally:
         gc.enable()
 
@@ -36,7 +36,7 @@ def walk(model: Any) -> Report:
 @pytest.mark.parametrize(("module", "scene"), SCENES)
 def test_model_holds(module: ModuleType, scene: str) -> None:
     """In whatever order the events come."""
-    report = walk(module.scene(scene))
+    report = walk(module.scene(scene), getattr(module, "CYCLES", False))
     assert report.flaw is None, f"\n{report.flaw}"
 
 
@@ -175,6 +175,34 @@ def test_explorer_trusts_no_whim() -> None:
     flaw = explore(Stairs(7, missing=6)).flaw
     assert flaw is not None
     assert (flaw.what, len(flaw.trace)) == (DEAD_END, 3)
+
+
+class Turns:
+    """Between 0 and 1, for ever, but for a way out to 2: from 0, or from both."""
+
+    def __init__(self, exits: tuple[int, ...]) -> None:
+        self.exits = exits
+
+    def start(self) -> int:
+        return 0
+
+    def good(self, place: int) -> bool:
+        return place == 2
+
+    def wrong(self, place: int) -> None: ...
+
+    def steps(self, place: int) -> Iterator[Step[int]]:
+        if place < 2:
+            yield Step("walker", "turns", 1 - place)
+        if place in self.exits:
+            yield Step("walker", "leaves", 2)
+
+
+@pytest.mark.parametrize(("exits", "flaw"), [((0,), LIVELOCK), ((0, 1), None), ((), DEAD_END)])
+def test_explorer_finds_a_livelock(exits: tuple[int, ...], flaw: str | None) -> None:
+    """A way out that is not always there may be missed for ever. One that is always there is taken at some time."""
+    found = explore(Turns(exits), cycles=True).flaw
+    assert (found and found.what) == flaw
 
 
 def test_explorer_raises_where_a_model_is_too_large() -> None:
