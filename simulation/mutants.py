@@ -1,10 +1,12 @@
 """Changes of the shipped decisions, made automatically: do the walks (`spec/walks.py`) or the simulation notice them?
 
     python -m simulation.mutants --sample 100     so many of them, drawn at random; prints those that nobody noticed
+    python -m simulation.mutants --only rules/decide.py --sample 40     of some files
 
-A mutant is one change of one file of `protocol/` or `quorum/`: a comparison, a constant, an operator, a guard that is
-always or never true, or a statement that is missing. Each is tried in a process of its own: in a few walks through
-each scene, and then in the runs of a few seeds. It is noticed by a flaw, by an error, or because a run does not end.
+A mutant is one change of one file of `protocol/`, `quorum/` or `rules/`: a comparison, a constant, an operator, a guard
+that is always or never true, or a statement that is missing. Each is tried in a process of its own: of `rules/`, in the
+unit tests of `decide` and in the models of `spec` that take a second; in a few walks through each scene; and then in
+the runs of a few seeds. It is noticed by a flaw, by an error, or because a run does not end.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import resource
 import select
 import signal
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from random import Random
 from types import CodeType, FunctionType
@@ -27,6 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulation.plan import LONG_RUNS, RUNS, plan_of
 from simulation.world import simulate
+from spec import several
+from spec.explorer import explore
 from spec.walks import scenes, walk
 
 if TYPE_CHECKING:
@@ -35,8 +40,13 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1] / "asynclock"
 
+FOLDERS = ("protocol", "quorum", "rules")
+
 SKIPPED = {"__init__.py", "fingerprint.py", "causes.py", "core.py"}
 """Without decisions: a picture of the state, messages, and a port."""
+
+UNIT_TESTS = ("tests/unit/test_decide_holds.py", "tests/unit/test_decide_queue.py", "tests/unit/test_decide_several.py")
+"""Of `rules/`. They take a second."""
 
 WALKS = 2
 """Through each scene."""
@@ -62,9 +72,13 @@ class Mutant(NamedTuple):
     what: str
     in_function: bool  # False: a constant of the module
 
+    @property
+    def place(self) -> str:
+        return self.path.relative_to(PACKAGE).as_posix()
+
     def __str__(self) -> str:
         source = self.path.read_text().splitlines()[self.line - 1].strip()
-        return f"{self.path.relative_to(PACKAGE)}:{self.line}  {self.what}:  {source}"
+        return f"{self.place}:{self.line}  {self.what}:  {source}"
 
 
 # -- making them -------------------------------------------------------------------------------------------------------
@@ -153,7 +167,7 @@ def _name(operator: ast.AST) -> str:
 
 def mutants() -> list[Mutant]:
     """All of them, each once."""
-    paths = sorted([*PACKAGE.glob("protocol/*.py"), *PACKAGE.glob("quorum/*.py")])
+    paths = sorted(path for folder in FOLDERS for path in PACKAGE.glob(f"{folder}/*.py"))
     found = dict[tuple[Path, int, str], Mutant]()
     for path in paths:
         if path.name not in SKIPPED:
@@ -258,6 +272,21 @@ def is_noticed(mutant: Mutant, fails: Callable[[], bool], cpu: float = CPU) -> b
     return status != 0
 
 
+def fails_in_units() -> bool:
+    """In a process that only tries this mutant: pytest imports the tests."""
+    import pytest
+
+    root = PACKAGE.parent
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={root}"]
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        return pytest.main([*options, *(str(root / each) for each in UNIT_TESTS)]) != pytest.ExitCode.OK
+
+
+def fails_in_models() -> bool:
+    """In all orders of events of those small worlds that are the fastest."""
+    return any(explore(several.scene(name), cycles=True).flaw is not None for name in several.SCENES)
+
+
 def fails_in_walks() -> bool:
     return any(walk(scene, seed).flaw is not None for seed in range(WALKS) for _, scene in scenes())
 
@@ -266,19 +295,26 @@ def fails_in_simulation(seeds: Sequence[int]) -> bool:
     return any(simulate(plan_of(seed, run)).flaw is not None for seed in seeds for run in (*LONG_RUNS, *range(RUNS)))
 
 
+def judges_of(mutant: Mutant) -> tuple[Callable[[], bool], ...]:
+    """The fastest first."""
+    is_rule = mutant.place.startswith("rules")
+    return (fails_in_units, fails_in_models, fails_in_walks) if is_rule else (fails_in_walks,)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m simulation.mutants", description=__doc__)
     parser.add_argument("--sample", type=int, help="so many, drawn at random; without it: all")
     parser.add_argument("--draw", type=int, default=0, help="the seed of the sample")
     parser.add_argument("--seeds", type=int, default=2, help="the seeds for each mutant; each is two hours")
+    parser.add_argument("--only", default="", help="how their paths begin, such as 'rules' or 'rules/decide.py'")
     given = parser.parse_args(arguments)
-    found = mutants()
+    found = [each for each in mutants() if each.place.startswith(given.only)]
     chosen = found if given.sample is None else Random(given.draw).sample(found, given.sample)  # noqa: S311
     noticed = 0
     for done, mutant in enumerate(chosen, 1):
         seeds = range(given.seeds)
         try:
-            if is_noticed(mutant, lambda: fails_in_walks() or fails_in_simulation(seeds)):  # noqa: B023 - ends before
+            if any(is_noticed(mutant, fails) for fails in (*judges_of(mutant), lambda: fails_in_simulation(seeds))):  # noqa: B023
                 noticed += 1
             else:
                 print(f"not noticed: {mutant}", flush=True)

@@ -177,7 +177,7 @@ def test_each_mutant_is_a_change() -> None:
     """Of files that decide something."""
     found = mutants()
     assert len(found) > 2000
-    assert {each.path.parent.name for each in found} == {"protocol", "quorum"}
+    assert {each.path.parent.name for each in found} == {"protocol", "quorum", "rules"}
 
 
 def _at_once(facts: object) -> Next:

@@ -5,9 +5,9 @@ server, nor the walks, nor the simulation?
     python -m tests.support.suite_mutants --only hold.py         those of one file
     python -m tests.support.suite_mutants --only hold.py --lines 90-120 tests/unit/test_holds.py    after a new test
 
-It collects the tests once and runs each once, to learn which lines of `protocol/` and `quorum/` it reaches. A mutant is
-then tried in copies of that process: in the tests that reach its line, until one fails; then in walks; then in the
-simulation. Tests that have noticed a change of the same file come first, and then the fastest.
+It collects the tests once and runs each once, to learn which lines of `protocol/`, `quorum/` and `rules/` it reaches. A
+mutant is then tried in copies of that process: in the tests that reach its line, until one fails; then in walks; then
+in the simulation. Tests that have noticed a change of the same file come first, and then the fastest.
 
 `equivalent_mutants.txt` has those that change nothing anybody could see, each with the reason. They are tried as well.
 """
@@ -30,6 +30,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from simulation.mutants import CPU, PACKAGE, Mutant, fails_in_simulation, fails_in_walks, is_noticed, mutants
+from simulation.mutants import FOLDERS as CHANGED
 from tests.support.deployments import deployment_of
 
 FOLDERS = [
@@ -57,7 +58,7 @@ _REAL = {
 _EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 """A mutant without its line number, as it is printed; the reason follows in indented lines."""
 
-_FOLDERS = (str(PACKAGE / "protocol"), str(PACKAGE / "quorum"))
+_FOLDERS = tuple(str(PACKAGE / each) for each in CHANGED)
 
 
 class Trials:
