@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simulation.plan import LONG_RUNS, RUNS, plan_of
 from simulation.world import simulate
-from spec import several
+from spec import batches, several
 from spec.explorer import explore
 from spec.walks import scenes, walk
 
@@ -205,7 +205,7 @@ def put_in_place(mutant: Mutant) -> None:
     changed = dict(_functions_in(compile(tree, str(mutant.path), "exec")))
     functions = list(_functions_of(module))
     missing = {*changed} - {_place_of(each.__code__) for each in functions}
-    if any(not name.endswith("<lambda>") for name, _ in missing):  # a default of a parameter is not changed
+    if any(not name.endswith(">") for name, _ in missing):  # of a module: neither its lambdas nor its comprehensions
         raise LookupError(f"{missing} of {mutant.path.name} are not in the module")
     for function in functions:
         function.__code__ = changed[_place_of(function.__code__)]
@@ -284,7 +284,11 @@ def fails_in_units() -> bool:
 
 def fails_in_models() -> bool:
     """In all orders of events of those small worlds that are the fastest."""
-    return any(explore(several.scene(name), cycles=True).flaw is not None for name in several.SCENES)
+    return any(
+        explore(module.scene(name), cycles=True).flaw is not None
+        for module in (several, batches)
+        for name in module.SCENES
+    )
 
 
 def fails_in_walks() -> bool:

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from simulation.cli import in_order
-from spec import machine, one_node, quorum, restart, several, span, split
+from spec import batches, machine, one_node, quorum, restart, several, span, split
 from spec.explorer import explore
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spec.explorer import Report
 
-MODULES: tuple[ModuleType, ...] = (one_node, quorum, split, restart, span, several, machine)
+MODULES: tuple[ModuleType, ...] = (one_node, quorum, split, restart, span, several, batches, machine)
 
 
 def large(module: ModuleType) -> dict[str, object]:

@@ -37,10 +37,16 @@ def rules_of(kinds: Iterable[Kind]) -> dict[str, list[Rule]]:
 
 
 def could_enter(rule: Rule, state: State, now: float, listens: Callable[[str], bool]) -> bool:
-    """Whether the first of the queue could enter. Its client has no reason to ask before it renews its ticket."""
-    served = (each for each in state.queue if each.fresh > now and listens(each.id))
-    head = next(served, None)
-    return head is not None and rule.admits(state.holds, head.id)
+    """Whether the first of the queue that listens could enter. Its client has no reason to ask before it renews its
+    ticket. A ticket before it that could not enter holds it back, as a writer does a reader: the node learns that a
+    client does not listen only when it serves its ticket."""
+    for ticket in state.queue:
+        if ticket.fresh > now:
+            if not rule.admits(state.holds, ticket.id):
+                return False
+            if listens(ticket.id):
+                return True
+    return False
 
 
 class Place(NamedTuple):
