@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asynclock.locks.multi import Multi
-from asynclock.rules.model import Op, Part, Queueing, Serve, State, Ticket, Verb, Verdict
+from asynclock.rules.model import Entry, Op, Part, Queueing, Serve, State, Ticket, Verb, Verdict
 from asynclock.rules.mutex import FAIR
 from asynclock.rules.several import Several, decide_all
 
@@ -59,3 +59,21 @@ def test_the_ticket_of_a_refused_try_never_becomes_the_holder() -> None:
     """It has span 0: one of the names alone is of no use."""
     found = asked(queue(), queue(waiting(2, OTHERS[0])), order=3)
     assert [each.span for each in found.states[1].queue] == [0, 0]
+
+
+@pytest.mark.parametrize(("fences", "token"), [((200, 100), 100), ((100, 200), 100)])
+def test_the_fence_of_an_extend_is_the_least_of_all_names(fences: tuple[int, int], token: int) -> None:
+    """A witness of a token has it at each name."""
+    left, right = (State((Entry(ME, NOW + 5),), fence, NOW + 60) for fence in fences)
+    found = decide_all(BOTH.parts, [left, right], Op(Verb.EXTEND, BOTH, "both", ME, 10.0), NOW, lambda tag: True)
+    assert (found.reply.verdict, found.reply.fence) == (Verdict.YES, token)
+
+
+@pytest.mark.parametrize(("holders", "part"), [((OTHERS[0], ME), 0), ((ME, OTHERS[0]), 1), (("", OTHERS[0]), 1)])
+def test_the_refusal_of_an_extend_is_that_of_a_name_that_another_holds(holders: tuple[str, str], part: int) -> None:
+    """It says more than that of a name that nobody holds. The names that this id has are extended."""
+    states = [State((Entry(each, NOW + 5),) if each else ()) for each in holders]
+    found = decide_all(BOTH.parts, states, Op(Verb.EXTEND, BOTH, "both", ME, 10.0), NOW, lambda tag: True)
+    assert (found.reply.verdict, found.part) == (Verdict.NO, part)
+    ends = [state.holds[0].ends for state, holder in zip(found.states, holders, strict=True) if holder == ME]
+    assert all(end == NOW + 10 for end in ends)
