@@ -15,6 +15,7 @@ from simulation.ablations import without
 from spec import __main__ as command
 from spec import one_node, walks
 from spec.explorer import DEAD_END, LIVELOCK, Report, Step, explore
+from spec.machine import NO_PROGRESS
 
 MODULES = command.MODULES
 
@@ -128,6 +129,16 @@ def test_a_walk_finds_a_missing_rule(rule: str) -> None:
     assert flaw is not None
     assert flaw.what == what, f"\n{flaw}"
     assert walks.walk(scene, seed).flaw is None
+
+
+def test_a_walk_without_timers_is_judged_to_its_end() -> None:
+    """Waiters that keep each other out for ever wait for a timer, too. That no more may fire is no excuse for them."""
+    scene = dict(walks.scenes())["multi in order, calm, 1"]._replace(timers=0)
+    with without("PLACES"):
+        flaw = walks.walk(scene, 2).flaw
+    assert flaw is not None
+    assert flaw.what == NO_PROGRESS, f"\n{flaw}"
+    assert walks.walk(scene, 2).flaw is None
 
 
 # -- the explorer ------------------------------------------------------------------------------------------------------
