@@ -77,3 +77,13 @@ def test_the_refusal_of_an_extend_is_that_of_a_name_that_another_holds(holders: 
     assert (found.reply.verdict, found.part) == (Verdict.NO, part)
     ends = [state.holds[0].ends for state, holder in zip(found.states, holders, strict=True) if holder == ME]
     assert all(end == NOW + 10 for end in ends)
+
+
+@pytest.mark.parametrize(("waits", "part"), [((True, True), 0), ((False, True), 1)])
+def test_the_refusal_of_a_peek_is_that_of_the_first_name_where_a_ticket_goes_first(
+    waits: tuple[bool, bool], part: int
+) -> None:
+    """Nobody holds the names, and others have tickets there."""
+    states = [queue(waiting(order, OTHERS[order])) if each else queue() for order, each in enumerate(waits)]
+    found = decide_all(BOTH.parts, states, Op(Verb.PEEK, BOTH, "both", ME, 10.0), NOW, lambda tag: True)
+    assert (found.reply.verdict, found.part, found.reply.rank) == (Verdict.NO, part, 0)
