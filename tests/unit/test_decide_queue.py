@@ -369,3 +369,18 @@ def test_rule_11_a_heal_of_an_id_that_was_undone_is_refused() -> None:
     """It arrives after the release (rule 1)."""
     state = queue(ticket(WRITER, 1), undone=(Entry(READER, NOW + 5),))
     assert (healed(state).verdict, healed(state).state) == (Verdict.UNDONE, state)
+
+
+@pytest.mark.parametrize(("waiters", "rank"), [(SERVED - 1, -1), (SERVED, 0)])
+def test_rule_10_a_peek_enters_beside_as_many_as_one_op_serves(waiters: int, rank: int) -> None:
+    """A reader, behind other readers. The last that one op serves would be itself."""
+    readers = [ticket(f"{number:032x}|r.17|", number) for number in range(waiters)]
+    reply = decide(READ, queue(*readers), Op(Verb.PEEK, READ, "name", ME[:33] + "r.17|", 10.0), NOW)
+    assert (reply.verdict, reply.rank) == (Verdict.NO, rank)
+
+
+def test_rule_10_a_peek_of_a_reader_does_not_enter_beside_a_writer() -> None:
+    """That waits, and would be served before it."""
+    peek = Op(Verb.PEEK, READ, "name", ME[:33] + "r.17|", 10.0)
+    reply = decide(READ, queue(ticket("a" * 32 + "|w.17|", 1)), peek, NOW)
+    assert (reply.verdict, reply.rank) == (Verdict.NO, 0)
