@@ -13,6 +13,7 @@ from asynclock.rules.model import (
     Notice,
     Op,
     Queueing,
+    Rule,
     Serve,
     State,
     Ticket,
@@ -21,7 +22,7 @@ from asynclock.rules.model import (
     letter_of,
 )
 from asynclock.rules.mutex import MUTEX
-from asynclock.rules.rwlock import READ
+from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 
 NOW = 1_700_000_000.0
@@ -129,3 +130,12 @@ def test_a_state_of_which_nothing_has_ended_is_the_same_object() -> None:
 def test_an_id_says_its_kind(id: str, letter: str) -> None:
     """Also that of a client without notices. A mutex and another program have no letter."""
     assert letter_of(id) == letter
+
+
+@pytest.mark.parametrize(("kind", "mode", "blocks"), [(WRITE, "r.", 1), (Semaphore(2), "s2/.", 0)])
+def test_a_refusal_names_the_hold_that_it_waits_for(kind: Rule, mode: str, blocks: int) -> None:
+    """A writer waits for the last of the readers, and the next holder of a permit for the first that ends."""
+    holds = tuple(Entry(f"{letter * 32}|{mode}17|", NOW + ends) for letter, ends in (("e", 5), ("d", 6)))
+    own = "f" * 32 + f"|{kind.mode}17|"
+    reply = decide(kind, State(holds), Op(Verb.ACQUIRE, kind, "name", own, 10.0, NOW_US, MEMORY), NOW)
+    assert (reply.verdict, reply.holder) == (Verdict.NO, holds[blocks])

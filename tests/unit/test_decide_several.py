@@ -87,3 +87,12 @@ def test_the_refusal_of_a_peek_is_that_of_the_first_name_where_a_ticket_goes_fir
     states = [queue(waiting(order, OTHERS[order])) if each else queue() for order, each in enumerate(waits)]
     found = decide_all(BOTH.parts, states, Op(Verb.PEEK, BOTH, "both", ME, 10.0), NOW, lambda tag: True)
     assert (found.reply.verdict, found.part, found.reply.rank) == (Verdict.NO, part, 0)
+
+
+def test_all_names_get_the_greatest_of_their_fences() -> None:
+    """As long as the token is remembered: so the next holder of either name has a token above it."""
+    ahead = State(fence=NOW_US + 500, fence_ends=NOW + 60)
+    for states in ([ahead, State()], [State(), ahead]):
+        found = asked(*states, order=1)
+        assert found.reply.fence == NOW_US + 501
+        assert [(each.fence, each.fence_ends) for each in found.states] == [(NOW_US + 501, NOW + 3_600)] * 2
