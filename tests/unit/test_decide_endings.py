@@ -15,6 +15,7 @@ from asynclock.rules.model import (
     Queueing,
     Rule,
     Serve,
+    Slots,
     State,
     Ticket,
     Verb,
@@ -139,3 +140,9 @@ def test_a_refusal_names_the_hold_that_it_waits_for(kind: Rule, mode: str, block
     own = "f" * 32 + f"|{kind.mode}17|"
     reply = decide(kind, State(holds), Op(Verb.ACQUIRE, kind, "name", own, 10.0, NOW_US, MEMORY), NOW)
     assert (reply.verdict, reply.holder) == (Verdict.NO, holds[blocks])
+
+
+@pytest.mark.parametrize(("taken", "slot"), [(((0, 1), (0, 1)), None), (((0, 1), (0,)), 1), ((), 1)])
+def test_a_slot_is_chosen_that_a_majority_may_grant(taken: tuple[tuple[int, ...], ...], slot: int | None) -> None:
+    """Of three nodes, two have refused, or none. A slot that is in use at one of them is free at a majority."""
+    assert Semaphore(2).choose([Slots(each) for each in taken], 1, lambda: 0.9) == slot
