@@ -36,7 +36,7 @@ class Starvation:
         self._world = world
         self._waits: dict[tuple[Client, int], _Wait] = {}
         self._present: dict[str, dict[tuple[Client, int], tuple[float, float]]] = {}
-        """Name -> job -> until when it waited for the name or had it (inf: it does), and what its tenure takes."""
+        """Name -> job -> until when it keeps others waiting (inf: it waits or has it), and what its tenure takes."""
         plan = world.plan
         clocks = [min(max(each.wall_offset, -CLOCK_SKEW), CLOCK_SKEW) for each in plan.clients]
         self._skew = max(clocks) - min(clocks) + 0.1 if len(plan.nodes) > 1 else 0.0
@@ -58,12 +58,13 @@ class Starvation:
             self._check(wait)
 
     def ended(self, job: Job, client: Client) -> None:
-        """It has given its tenure back."""
+        """It has given its tenure back, or dropped it: then the name stays taken for a time."""
         key = client, job.number
         for part in job.lock.parts:
             present = self._present.get(part.name, {})
             if key in present:
-                present[key] = self._world.schedule.now, present[key][1]
+                seconds = present[key][1]
+                present[key] = self._world.schedule.now + seconds, seconds
 
     def look(self) -> None:
         """At the waiters of each name that wait for the longest."""
