@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from asynclock._errors import brief
 from asynclock.rules.decide import decide
-from asynclock.rules.model import Notice, Op, Queueing, Slots, State, Verb, Verdict, parts_of
+from asynclock.rules.model import Entry, Notice, Op, Queueing, Slots, State, Verb, Verdict, parts_of
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.port import UNDONE, NodeView, Refused, WaiterView, WrongKind
 
 if TYPE_CHECKING:
-    from asynclock.rules.model import Kind, Reply
+    from asynclock.rules.model import Kind, Part, Reply
     from asynclock.stores.port import Grant, Undone
 
 _MARGIN = 0.001
@@ -58,13 +59,19 @@ def copy_of(op: Op) -> Op:
 def decided(
     op: Op, states: Sequence[State], now: float, has_listener: Callable[[str], bool | None]
 ) -> tuple[Change, Grant | Refused | Undone]:
-    """The states of the names of an op after it, its notices, and its answer. Raises WrongKind. Pure."""
+    """The states of the names of an op after it, its notices, and its answer. Raises WrongKind. Pure.
+
+    An undo whose names are in use as another kind by now leaves its tombstones there: the acquire that it undoes may
+    arrive after that use has ended."""
     parts = parts_of(op)
     mine = [
         index
         for index, (part, state) in enumerate(zip(parts, states, strict=True))
         if op.verb is Verb.BREAK or _is_of(state.at(now), part.kind)
     ]
+    if not mine and op.verb is Verb.RELEASE and op.tombstone:
+        undone = [_undone(op, part, state.at(now), now) for part, state in zip(parts, states, strict=True)]
+        return Change(undone), Refused(None)
     if not mine or (len(mine) < len(op.kind.parts) and op.verb is not Verb.RELEASE):
         raise WrongKind(f"{brief(op.name)} is in use as another kind")
     some, found = [parts[index] for index in mine], [states[index] for index in mine]
@@ -92,6 +99,13 @@ def vote_of(reply: Reply, now: float, part: int = 0) -> Grant | Refused | Undone
         return Refused(None, "", reply.rank, reply.order, slots)
     left = math.inf if reply.holder.ends is None else reply.holder.ends - now + _MARGIN
     return Refused(left, reply.holder.id, reply.rank, reply.order, slots)
+
+
+def _undone(op: Op, part: Part, state: State, now: float) -> State:
+    """With the tombstone of an undo at a name where its hold is not."""
+    own = part.named(op.id) if op.kind.parts else op.id
+    others = tuple(each for each in state.undone if each.id != own)
+    return replace(state, undone=(*others, Entry(own, now + op.lease)))
 
 
 def _is_of(state: State, kind: Kind) -> bool:
