@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 from collections import OrderedDict
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -35,6 +36,21 @@ that has a limit of its own ends it, and knows what it has done."""
 _AGAIN = (ANSWER_TIMEOUT, 60.0)
 """Seconds until a transaction that goes on is cancelled again: a driver may lose a cancel, and a rollback takes time.
 Doubled each time, up to the greatest."""
+
+_ASIDE = 1000
+"""Transactions that run without a place, at most."""
+
+_LEAVE: ContextVar[Callable[[], object]] = ContextVar("asynclock_leave")
+"""Of the task of a transaction: it takes no place from now on."""
+
+
+def leave_place() -> None:
+    """From inside a transaction: it waits for what another session has locked, perhaps for long. So it takes no place
+    of its node from now on: else a stranger's transaction that locks many rows would stop all other names, with the
+    renewals of their leases."""
+    if (leave := _LEAVE.get(None)) is not None:
+        leave()
+
 
 Left: TypeAlias = "Exception | Callable[[], Coroutine[Any, Any, None]] | None"
 """What a transaction without a task leaves: nothing, its error, or what builds the rest of it, which needs a task."""
@@ -98,8 +114,8 @@ class Job(Asked):
     """An op and its transaction."""
 
     __slots__ = (
-        "asked", "began", "begun", "cancels", "is_begun_earlier", "keys", "owner", "runner", "sent", "votes",
-        "waits_for_store",
+        "asked", "began", "begun", "cancels", "is_aside", "is_begun_earlier", "keys", "owner", "runner", "sent",
+        "votes", "waits_for_store",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, op: Op, handler: ReplyHandler, keys: Sequence[str]) -> None:
@@ -114,13 +130,15 @@ class Job(Asked):
         self.cancels = 0  # how often it was cancelled because it did not end
         self.began = math.inf  # when its transaction did, if that has a limit
         self.begun = False  # its task has had its first step
+        self.is_aside = False  # it takes no place (`leave_place`)
         self.is_begun_earlier = False  # it ends in another turn of the loop than that in which it was sent
 
 
 class Jobs:
     """Those with a key in common run one after the other, in the order in which they were added. Others run at the same
-    time, at most `most` of them; of those that wait, the urgent ones begin first (`backlog.py`). A job is urgent, too,
-    if an urgent one waits for it. `finished` is called with the keys of each job that has run.
+    time, at most `most` of them, without those that wait for another session (`leave_place`); of those that wait, the
+    urgent ones begin first (`backlog.py`). A job is urgent, too, if an urgent one waits for it. `finished` is called
+    with the keys of each job that has run.
 
     `limited`: a transaction that does not end is cancelled. It may be carried out nevertheless, so its error is no
     answer, whatever it does after the cancel. If it goes on, no other one takes its place: the store may rely on
@@ -145,7 +163,8 @@ class Jobs:
         self._running: dict[str, int] = {}  # jobs by key
         self._runners: set[asyncio.Task[None]] = set()
         self._begun: dict[Job, Begun] = {}  # those that need no task
-        self._active = 0  # runners whose job has not ended
+        self._active = 0  # runners whose job has not ended, and takes a place
+        self._aside = 0  # those that take none
         self._all_ended: asyncio.Event | None = None  # set when `_begun` is empty again
         self._closed = False
         self._limited = limited
@@ -277,6 +296,7 @@ class Jobs:
 
     async def _run(self, job: Job, running: Coroutine[Any, Any, None], began: float) -> None:
         error, job.begun = None, True
+        _LEAVE.set(partial(self._leave_place, job))
         try:
             await running
         except Exception as failure:  # any failure of the store; its next transaction may work
@@ -313,8 +333,18 @@ class Jobs:
             self._end(job, ConnectionError(f"{self._label}: the task of this request was cancelled"))
             self.backlog.begin_soon()
 
+    def _leave_place(self, job: Job) -> None:
+        if not job.is_aside and self._aside < _ASIDE:
+            job.is_aside = True
+            self._active -= 1
+            self._aside += 1
+            self.backlog.begin_soon()
+
     def _is_over(self, job: Job) -> None:
-        self._active -= 1
+        if job.is_aside:
+            self._aside -= 1
+        else:
+            self._active -= 1
         if self._limited:
             self._limits.remove(job)
             self._left_behind.discard(job)

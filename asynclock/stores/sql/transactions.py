@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asynclock.rules.model import State
+from asynclock.stores.jobs import leave_place
 from asynclock.stores.sql.compare_and_set import CompareAndSet, Ended, NotRead
 from asynclock.stores.sql.delays import CONNECT
 from asynclock.stores.sql.errors import (
@@ -223,6 +224,8 @@ class Transactions:
             if locked is not None and now() - began >= locked_for:
                 raise self._locked(locked, locked_for) from locked
             self._delays.repeated(keys, result.error)
+            if locked is not None:
+                leave_place()
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
             pause = min(2 * pause, _PAUSE[1])
 
