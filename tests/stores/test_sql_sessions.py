@@ -126,8 +126,11 @@ async def test_an_op_that_nobody_waits_for_is_not_sent(postgresql_url: str, name
     assert {each[-1] for each in rows} == set("abd")
 
 
-async def test_locked_rows_of_mariadb_delay_no_other_name(mariadb: MariaDB, name: str) -> None:
+async def test_locked_rows_of_mariadb_delay_no_other_name(
+    mariadb: MariaDB, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As many as the client has connections. Only some of these wait for a row at the same time."""
+    monkeypatch.setitem(lines.MYSQL_SETTINGS, "innodb_lock_wait_timeout", "3")
     names = [f"{name}:{each}" for each in range(engines.CONNECTIONS)]
     options: Any = {"lease": LIMIT, "node_timeout": 2.0, "patience": 0, "connect_timeout": LIMIT}
     async with aclosing(Redlock(mariadb.url, **options)) as client:
@@ -224,13 +227,18 @@ async def test_an_engine_gets_its_connections_back_with_their_settings(postgresq
 SET = {"innodb_lock_wait_timeout": 7, "sql_mode": "ANSI_QUOTES", "tx_isolation": "SERIALIZABLE"}
 
 
+@pytest.mark.parametrize("driver", ["asyncmy", "aiomysql"])
 @pytest.mark.usefixtures("patient_returns")
-async def test_an_engine_of_mariadb_gets_its_connections_back_with_their_settings(mariadb: MariaDB, name: str) -> None:
+async def test_an_engine_of_mariadb_gets_its_connections_back_with_their_settings(
+    mariadb: MariaDB, name: str, driver: str
+) -> None:
     """Also those that the program has set itself."""
+    pytest.importorskip(driver)
     set_up = ", ".join(f"{each} = {value!r}" for each, value in SET.items())
     options = {"init_command": f"SET SESSION {set_up}, completion_type = 'CHAIN'"}
     # With another isolation_level SQLAlchemy itself sets that of a connection that returns.
-    engine = create_async_engine(url_of(mariadb.url), connect_args=options, isolation_level="AUTOCOMMIT")
+    url = url_of(mariadb.url.replace("mariadb:", f"mariadb+{driver}:"))
+    engine = create_async_engine(url, connect_args=options, isolation_level="AUTOCOMMIT")
     made = list[Any]()
     event.listen(engine.sync_engine, "connect", lambda connection, _: made.append(connection))
     async with Redlock(SQLStore(engine)) as client:
@@ -272,10 +280,13 @@ async def test_an_engine_that_is_far_away_gets_its_connections_back(
         await engine.dispose()
 
 
-async def test_an_engine_whose_sessions_chain_transactions(mariadb: MariaDB, name: str) -> None:
+@pytest.mark.parametrize("driver", ["asyncmy", "aiomysql"])
+async def test_an_engine_whose_sessions_chain_transactions(mariadb: MariaDB, name: str, driver: str) -> None:
     """In the one that is open when a connection comes from its pool a grant would be lost."""
+    pytest.importorskip(driver)
     options = {"init_command": "SET SESSION completion_type = 'CHAIN'"}
-    engine = create_async_engine(url_of(mariadb.url), connect_args=options, isolation_level="AUTOCOMMIT")
+    url = url_of(mariadb.url.replace("mariadb:", f"mariadb+{driver}:"))
+    engine = create_async_engine(url, connect_args=options, isolation_level="AUTOCOMMIT")
     async with AsyncExitStack() as stack:  # afterwards the pool sends a ROLLBACK, which begins the next transaction
         for _ in range(engines.CONNECTIONS):
             await stack.enter_async_context(engine.connect())

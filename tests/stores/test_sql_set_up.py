@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,12 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, Redlock
-from asynclock.stores.sql import SQLStore, table_watch
+from asynclock.stores.sql import SQLStore, lines, table_watch
 from asynclock.stores.sql.engines import url_of
 from tests.support.operators import Operated
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.services.postgresql import pgbouncer
-from tests.support.sql_states import administered
+from tests.support.sql_states import administered, database_of
 from tests.support.waiters import LIMIT, LONG, healthy
 
 DATABASES = ["postgresql", "mariadb", "sqlite"]
@@ -102,6 +100,8 @@ async def test_a_pooler_that_takes_no_transactions_is_a_config_error(postgresql_
 # -- settings of the sessions of MariaDB and MySQL -------------------------------------------------------------------
 
 
+WAITS = "innodb_lock_wait_timeout", "lock_wait_timeout"
+
 ON_ODD_SERVER = pytest.mark.xdist_group("odd-mariadb")
 
 
@@ -122,38 +122,22 @@ async def test_no_setting_of_the_server_reaches_the_sessions_of_a_url(odd_server
 
 
 @ON_ODD_SERVER
-async def test_no_setting_of_the_server_reaches_the_sessions_of_an_engine_with_asyncmy(
-    odd_server: MariaDB, name: str
+@pytest.mark.parametrize("driver", ["asyncmy", "aiomysql"])
+async def test_no_setting_of_the_server_reaches_the_sessions_of_an_engine(
+    odd_server: MariaDB, name: str, driver: str
 ) -> None:
-    """While the store uses them."""
-    engine = create_async_engine(url_of(odd_server.url))
-    async with Redlock(SQLStore(engine), lease=LONG) as client, Redlock(odd_server.url, lease=LONG) as other:
+    """While the store uses them. A row that is locked is waited for as with a url."""
+    pytest.importorskip(driver)
+    engine = create_async_engine(url_of(odd_server.url.replace("mariadb:", f"mariadb+{driver}:")))
+    store = SQLStore(engine)
+    async with Redlock(store, lease=LONG) as client, Redlock(odd_server.url, lease=LONG) as other:
         for _ in range(3):
             async with client(name), client.multi(f"{name}:a", f"{name}:b"):
                 assert await other(name).acquire(timeout=0) is None
+        async with database_of(store).connected.pool.line() as line:
+            ((rows, table),) = await line.fetch("SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout")
+            assert [f"{rows}", f"{table}"] == [lines.MYSQL_SETTINGS[each] for each in WAITS]
     await engine.dispose()
-
-
-@ON_ODD_SERVER
-@pytest.mark.skipif(find_spec("aiomysql") is None, reason="the driver is not installed")
-async def test_a_session_of_an_engine_that_no_lock_works_in_is_a_config_error(odd_server: MariaDB, name: str) -> None:
-    """With the init_command that solves it."""
-
-    @asynccontextmanager
-    async def client_of(**arguments: str) -> AsyncIterator[Redlock]:
-        url = url_of(odd_server.url.replace("mariadb:", "mariadb+aiomysql:"))
-        engine = create_async_engine(url, connect_args=arguments)
-        async with Redlock(SQLStore(engine), patience=LIMIT) as client:
-            yield client
-        await engine.dispose()
-
-    with pytest.raises(ConfigError, match=r"EMPTY_STRING_IS_NULL.* completion_type is RELEASE") as refused:
-        async with client_of():
-            pass
-    advice = re.search(r"{'init_command': \"(.*?)\"}", str(refused.value))
-    assert advice is not None
-    async with client_of(init_command=advice[1]) as client, client(name):
-        pass
 
 
 # -- policies of PostgreSQL --------------------------------------------------------------------------------------------

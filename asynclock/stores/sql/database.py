@@ -456,11 +456,11 @@ class Database:
         would learn at its next renewal only that its hold was broken. A single statement cannot write that."""
         return self.dialect.mixes and bool(self.looking) and op.verb in (Verb.ACQUIRE, Verb.EXTEND)
 
-    async def _send(self, line: Line, notice: Notice, now: float, looks: Collection[str]) -> None:
+    async def _send(self, line: Line, notice: Notice, now: float, looks: Collection[str], *, brief: bool) -> None:
         """Send a notice to another client, in the transaction of the op. A message comes out of PostgreSQL only with
         its commit, and takes a lock of the whole database there: clients of this loop need none."""
         if (messages := self._messages([notice], looks)) is None:
-            await put(self.dialect, line, notice, now)
+            await put(self.dialect, line, notice, now, brief=brief)
             return
         for where, message in messages:
             await line.fetch("SELECT pg_notify(:channel, :message)", {"channel": where, "message": message})

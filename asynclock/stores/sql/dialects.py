@@ -99,8 +99,10 @@ class Dialect:
         place, part = (latest(self.table, f":{name}", column) for column in ("ctid", "tableoid"))
         return f"ctid = ({place}) AND tableoid = ({part})"
 
-    async def insert(self, line: Line, row: Row, now: float) -> None:
-        """Raises Conflict if there is such a row."""
+    async def insert(self, line: Line, row: Row, now: float, *, brief: bool = False) -> None:
+        """Raises Conflict if there is such a row. `brief`: it does not wait where another session has locked the gap
+        between two rows."""
+        del brief
         if not await line.fetch(self._insert, {**row._asdict(), "now": now}):
             raise Conflict
 
@@ -159,6 +161,10 @@ _LONGEST_WAIT = 60.0
 """Seconds. A longer wait for a row is none: LIMIT ends the transaction before."""
 
 _CLOCK_TRIES = 3
+
+_AT_ONCE = "/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ "
+"""Before a statement that is not to wait for a lock. Only MariaDB reads it: for MySQL it is a comment, and a statement
+waits there for the time of the session, which has a second at least."""
 
 
 class MySQL(Dialect):
@@ -224,9 +230,9 @@ class MySQL(Dialect):
         del line  # its session has utf8mb4
         return None
 
-    async def insert(self, line: Line, row: Row, now: float) -> None:
+    async def insert(self, line: Line, row: Row, now: float, *, brief: bool = False) -> None:
         try:
-            await line.fetch(self._insert, {**row._asdict(), "now": now})
+            await line.fetch(f"{_AT_ONCE}{self._insert}" if brief else self._insert, {**row._asdict(), "now": now})
         except Exception as error:
             if is_duplicate(error):
                 raise Conflict from error

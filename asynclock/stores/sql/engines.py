@@ -41,6 +41,7 @@ from asynclock.stores.sql.lines import (
     AsyncmyLine,
     AsyncpgLine,
     CoreLine,
+    MySQLCoreLine,
     closed,
     mysql_settings,
 )
@@ -453,6 +454,10 @@ class EngineSource:
                 line.own = self.own
                 await line.set_up()
                 return line
+            if self.engine.dialect.name in ("mysql", "mariadb") and not self.own:
+                session = MySQLCoreLine(connection, driver)
+                await session.set_up()
+                return session
             core = CoreLine(connection, driver, file)
             if self.engine.dialect.name == "postgresql":
                 await core.run(SERVED)

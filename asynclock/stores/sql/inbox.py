@@ -43,12 +43,13 @@ _KEPT = 60.0
 """Seconds after which a notice that nobody took is removed."""
 
 
-async def put(dialect: Dialect, line: Line, notice: Notice, now: float) -> None:
-    """Store a notice, in a transaction. The notices of a client are in the order of their names."""
+async def put(dialect: Dialect, line: Line, notice: Notice, now: float, *, brief: bool) -> None:
+    """Store a notice, in a transaction. The notices of a client are in the order of their names. `brief`: see
+    `Dialect.insert`."""
     if not notice.number and not notice.broken:
         return  # it says that others wait for a hold: its release looks for them anyway
     name = f"{NOTICES}{notice.tag}:{int(now * 1_000_000):020d}:{secrets.token_hex(6)}"
-    await dialect.insert(line, Row(name, keep_until=now + _KEPT, state=message_of(notice)), now)
+    await dialect.insert(line, Row(name, keep_until=now + _KEPT, state=message_of(notice)), now, brief=brief)
 
 
 class Inbox:

@@ -63,7 +63,7 @@ SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 """Of our sessions on MySQL and MariaDB: a value that does not fit is an error."""
 
 MYSQL_SETTINGS = {
-    "innodb_lock_wait_timeout": f"{IDLE:.0f}",  # for rows
+    "innodb_lock_wait_timeout": "1",  # seconds, for rows: the least that MySQL knows, so that others get their turn
     "lock_wait_timeout": f"{IDLE:.0f}",  # for the table: as a dump locks it
     "completion_type": "0",  # else each COMMIT might begin a transaction, in which a single statement would be lost
     "sql_mode": SQL_MODE,  # else '' might be NULL
@@ -205,13 +205,26 @@ class CoreLine(_EngineLine):
             await limited(self._connection.exec_driver_sql(each), None, cut=self._cut)
 
 
+class MySQLCoreLine(CoreLine):
+    """The same over a session of MySQL or MariaDB that belongs to an engine of the user."""
+
+    _settings: Mapping[str, str] = {}
+
+    async def set_up(self) -> None:
+        """Set up the session, which has its own settings again when it goes back."""
+        self._settings = await _lent(self)
+
+    def _restoring(self) -> str:
+        return mysql_settings(self._settings) if self._settings else SERVED
+
+
 class AsyncmyLine(_EngineLine):
     """See the module. `driver` is the connection of asyncmy in `connection`. The session is set up once, so that a
     transaction begins with one statement."""
 
     def __init__(self, connection: AsyncConnection, driver: Any) -> None:
         super().__init__(connection, driver)
-        self._settings: dict[str, str] = {}  # of a user's session, to send when it goes back
+        self._settings: Mapping[str, str] = {}  # of a user's session, to send when it goes back
         self._prepared: dict[str, str] = {}  # the names of the statements that the server has prepared, by their text
         self._prepares = True
         self._most = 0  # see `_longest`; 0: not known yet
@@ -221,11 +234,7 @@ class AsyncmyLine(_EngineLine):
         if self.own:
             await self.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
             return
-        ours = {**MYSQL_SETTINGS, **dict.fromkeys(_ISOLATION, "READ-COMMITTED")}
-        names = ", ".join(map(repr, ours))
-        self._settings = dict(await self.fetch(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({names})"))
-        await self.run(mysql_settings({name: ours[name] for name in self._settings}))
-        await self.run("ROLLBACK")  # where each transaction begins the next one, one is open
+        self._settings = await _lent(self)
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]
@@ -408,6 +417,16 @@ class AsyncpgLine(_EngineLine):
 
 def _set(settings: Mapping[str, str]) -> str:
     return "; ".join(f"SET {name} = '{value}'" for name, value in settings.items())
+
+
+async def _lent(line: Line) -> Mapping[str, str]:
+    """Set up a session of MySQL or MariaDB that belongs to an engine of the user; its settings before."""
+    ours = {**MYSQL_SETTINGS, **dict.fromkeys(_ISOLATION, "READ-COMMITTED")}
+    names = ", ".join(map(repr, ours))
+    before = dict(await line.fetch(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({names})"))
+    await line.run(mysql_settings({name: ours[name] for name in before}))
+    await line.run("ROLLBACK")  # where each transaction begins the next one, one is open
+    return before
 
 
 def mysql_settings(settings: Mapping[str, str]) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
 from asynclock.stores.sql.errors import Meaning, meaning
-from asynclock.stores.sql.lines import SQL_MODE
 from asynclock.stores.sql.rows import Row
 
 if TYPE_CHECKING:
@@ -29,25 +28,12 @@ _TRIED = f"{RESERVED}tried:"
 
 
 async def check_session(line: Line, label: str) -> None:
-    """The session of an engine of the user, on MySQL and MariaDB. Those of our own engines, and those with asyncmy, are
-    set up. Raises ConfigError."""
-    sql = f"SELECT @@sql_mode, @@completion_type, {', '.join(f'@@character_set_{each}' for each in _WAYS)}"
-    ((mode, completion, *charsets),) = await line.fetch(sql)
+    """The session of an engine of the user, on MySQL and MariaDB. Its other settings are set up. Raises ConfigError."""
+    ((*charsets,),) = await line.fetch(f"SELECT {', '.join(f'@@character_set_{each}' for each in _WAYS)}")
     if narrow := [str(each) for each in charsets if str(each) != CHARSET]:
         raise ConfigError(
             f"{label}: the character set of the sessions of the engine is {narrow[0]}, in which an owner of a lock may "
             f"be read as ?: connect with charset={CHARSET}, or give the url in place of the engine"
-        )
-    wrong = []
-    if "EMPTY_STRING_IS_NULL" in str(mode):
-        wrong.append("sql_mode has EMPTY_STRING_IS_NULL, and a free name has the owner ''")
-    if str(completion) not in ("NO_CHAIN", "0"):
-        wrong.append(f"completion_type is {completion}, so a commit does more than to end a transaction")
-    if wrong:
-        command = f"SET SESSION completion_type = 0, sql_mode = '{SQL_MODE}'"
-        raise ConfigError(
-            f"{label}: {'; '.join(wrong)}: set up the sessions of the engine, for example with "
-            f"connect_args={{'init_command': \"{command}\"}}, or give the url in place of the engine"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock.rules.model import State
 from asynclock.stores.jobs import leave_place
@@ -79,6 +79,14 @@ async def _is_rolled_back(line: Line) -> bool:
     return True
 
 
+class Send(Protocol):
+    """Stores or sends a notice within a transaction, for another client. `brief`: see `Dialect.insert`."""
+
+    async def __call__(
+        self, line: Line, notice: Notice, now: float, looks: Collection[str], *, brief: bool
+    ) -> None: ...
+
+
 class Transactions:
     """Over a pool. `send` stores or sends a notice within a transaction, for another client."""
 
@@ -87,7 +95,7 @@ class Transactions:
         label: str,
         dialect: Dialect,
         pool: Pool,
-        send: Callable[[Line, Notice, float, Collection[str]], Awaitable[None]],
+        send: Send,
         delays: Delays,
     ) -> None:
         self._label = label
@@ -275,13 +283,22 @@ class Transactions:
         for index in sorted(range(len(keys)), key=lambda each: resource_name(keys[each]).encode()):
             row, old = found[index], before[index]
             new = uncovered(change.states[index], old)
-            looks |= await self._write(line, keys[index], row, old, new, now, looking)
+            looks |= await self._write(line, keys[index], row, old, new, now, looking, brief=brief)
         for notice in change.notices:
-            await self._send(line, notice, now, looks)
+            await self._send(line, notice, now, looks, brief=brief)
         return change, now
 
     async def _write(
-        self, line: Line, key: str, row: Row | None, old: State, new: State, now: float, looking: Collection[str]
+        self,
+        line: Line,
+        key: str,
+        row: Row | None,
+        old: State,
+        new: State,
+        now: float,
+        looking: Collection[str],
+        *,
+        brief: bool,
     ) -> frozenset[str]:
         """Store a state, if it is another one. The tags of its clients that look for their notices."""
         looks = looks_of(row) if row is not None else frozenset[str]()
@@ -292,8 +309,10 @@ class Transactions:
                 await self._dialect.delete(line, row.resource_name)
             return looks
         after = looks.union(looking) & tags_in(new) if self._dialect.mixes else ()
-        write = self._dialect.insert if row is None else self._dialect.update
-        await write(line, row_of(key, new, after), now)
+        if row is None:
+            await self._dialect.insert(line, row_of(key, new, after), now, brief=brief)
+        else:
+            await self._dialect.update(line, row_of(key, new, after), now)
         return looks.union(looking)
 
     async def read(self, keys: Sequence[str], step: Step) -> bool:
