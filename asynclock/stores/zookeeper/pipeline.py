@@ -39,7 +39,8 @@ def for_each(
 
 
 class Inbox:
-    """What the thread has for the loop, in order. `abandoned` is called in the thread if the loop is closed."""
+    """What the thread has for the loop, in order, some of it in each turn: when many nodes are deleted at once, many
+    watches fire. `abandoned` is called in the thread if the loop is closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, abandoned: Callable[[], object]) -> None:
         self._loop = loop
@@ -61,9 +62,12 @@ class Inbox:
 
     def _empty(self) -> None:
         self._waking = False
-        for _ in range(len(self._items)):
+        for _ in range(min(len(self._items), SLICE)):
             callback, args = self._items.popleft()
             self._loop.call_soon(callback, *args)
+        if self._items and not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._empty)  # behind those
 
 
 class Requests:
@@ -87,11 +91,9 @@ class Requests:
         return future
 
     def fail(self) -> None:
-        """The connection is lost: those that wait fail at once, as kazoo fails those that are under way."""
-        while self._waiting:
-            _, future, _ = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(ConnectionLoss())
+        """The connection is lost: those that wait fail, as kazoo fails those that are under way."""
+        waiting, self._waiting = self._waiting, deque()
+        for_each(_fail, [future for _, future, _ in waiting])
 
     def _begin(self, request: Any, future: asyncio.Future[Any], leaves: Callable[[], object] | None) -> None:
         self._under_way += 1
@@ -120,6 +122,11 @@ class Requests:
             request, next_future, leaves = self._waiting.popleft()
             if not next_future.done():  # else its task was cancelled
                 self._begin(request, next_future, leaves)
+
+
+def _fail(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(ConnectionLoss())
 
 
 class Answer:
