@@ -36,6 +36,7 @@ from tests.support.zookeeper_probes import (
     connection_of,
     end_thread,
     end_thread_twice,
+    held_request,
     thread_of,
     zookeeper_session,
 )
@@ -175,20 +176,41 @@ async def test_a_close_ends_the_calls_that_are_under_way(zookeeper_proxy: TcpPro
             await asking
 
 
+@pytest.mark.parametrize("times", [1, 6])
 @pytest.mark.parametrize("turn", range(1, 5))
 async def test_a_program_that_cancels_all_tasks_loses_no_release(
-    shared_zookeeper: ZooKeeper, name: str, turn: int
+    shared_zookeeper: ZooKeeper, name: str, turn: int, times: int
 ) -> None:
     """As asyncio.run does after Ctrl-C: the tasks of the library are among them. The caller of the release has its
-    answer, and the node is deleted."""
+    answer, and the node is deleted. It may do that until none is left."""
     async with client_of(shared_zookeeper) as client, client_of(shared_zookeeper) as other:
         lease = await client(name).acquire(timeout=None)
         releasing = asyncio.create_task(lease.release())
         await turns(turn)
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        await cancel_all_tasks(times)
         async with asyncio.timeout(LIMIT):
             await asyncio.wait({releasing})
+            await (await other(name).acquire(timeout=None)).release()
+
+
+async def cancel_all_tasks(times: int) -> None:
+    """But for this one, in so many turns of the loop."""
+    for _ in range(times):
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
+
+
+async def test_a_program_that_cancels_all_tasks_loses_no_end_of_a_lease(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The client is just deleting the node of a hold that was not extended."""
+    async with client_of(shared_zookeeper, SHORT) as client, client_of(shared_zookeeper) as other:
+        lease = await client(name, renew=False).acquire(timeout=None)
+        with held_request(client, "delete", lambda: True) as reached:
+            async with asyncio.timeout(LIMIT):
+                await reached.wait()
+            await cancel_all_tasks(1)
+        assert not lease.held
+        async with asyncio.timeout(LIMIT):
             await (await other(name).acquire(timeout=None)).release()
 
 

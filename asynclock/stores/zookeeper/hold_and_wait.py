@@ -12,6 +12,7 @@ ever. So the waiter deletes its nodes after a time, and closes the name that was
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock.rules.model import TAG_LENGTH
@@ -44,7 +45,7 @@ class HoldAndWaitLimits:
         self,
         layout: Layout,
         places: Places,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], object],
         look_again: Callable[[Contender], Coroutine[Any, Any, None]],
     ) -> None:
         self._layout = layout
@@ -68,7 +69,7 @@ class HoldAndWaitLimits:
     def _look(self, contender: Contender, waiting: HoldAndWait) -> None:
         if contender.hold_and_wait is waiting and not contender.is_unwanted:
             asyncio.get_running_loop().call_later(_LOOK, self._look, contender, waiting)
-            self._spawn(self._judge(contender, waiting))
+            self._spawn(partial(self._judge, contender, waiting))
 
     async def _judge(self, contender: Contender, waiting: HoldAndWait) -> None:
         async with contender.turn:

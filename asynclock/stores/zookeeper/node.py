@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._clock import LATE, running_for
 from asynclock._errors import ConfigError
-from asynclock._loop import own_task
+from asynclock._loop import AGAIN, own_task
 from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
 from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
@@ -47,7 +47,7 @@ from asynclock.stores.zookeeper.places import Places
 from asynclock.stores.zookeeper.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
     from asynclock._time import Timer
@@ -108,7 +108,9 @@ class ZooKeeperNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ops: set[asyncio.Task[None]] = set()  # those of `_tasks` that answer an op
         self._last_deadline = -math.inf
-        self._expiry = Expiry(config.clock, self._contenders.get, lambda ended: self.spawn(self._expire(ended)))
+        self._expiry = Expiry(
+            config.clock, self._contenders.get, lambda ended: self.spawn(partial(self._expire, ended))
+        )
         self._forgetting = 0  # expired sessions of which not all contenders are forgotten
         self._reconnects: Timer | None = None
         self._up: asyncio.Event | None = None
@@ -186,9 +188,9 @@ class ZooKeeperNode:
         if self.error is not None or self._closed:
             return
         if contender.is_unwanted:
-            self.spawn(self._clean(contender))
+            self.spawn(partial(self._clean, contender))
         elif contender.granted:
-            self.spawn(self._turns.look_again(contender))
+            self.spawn(partial(self._turns.look_again, contender))
 
     def _is_disconnected(self) -> None:
         """No server has answered since the connection was lost."""
@@ -237,7 +239,7 @@ class ZooKeeperNode:
             error, maybe = self.error, contender is not None
             asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=maybe))
             if self._connection is None and not self._closed:
-                self.spawn(self.open())
+                self.spawn(self.open)
             return
         op.take_one_fence()
         if contender is None and op.verb is Verb.ACQUIRE:
@@ -259,7 +261,7 @@ class ZooKeeperNode:
             self._last_deadline = max(self._last_deadline, asked.handler.deadline)
         elif asked.op.verb is Verb.ACQUIRE:
             asked.op.sent = self._clock.now()
-        task = self.spawn(self._answer(asked))
+        task = self._begin_task(self._answer(asked))
         self._ops.add(task)
         task.add_done_callback(partial(self._ended, asked))
         return task
@@ -339,7 +341,7 @@ class ZooKeeperNode:
     def _failed(self, asked: _Asked, error: Exception, *, maybe: bool) -> None:
         """Answer it, unless it was overdue. What a release left is deleted in the background."""
         if asked.op.verb is Verb.RELEASE and asked.contender is not None and self.error is None and not self._closed:
-            self.spawn(self._clean(asked.contender))
+            self.spawn(partial(self._clean, asked.contender))
         if not asked.is_answered:
             asked.is_answered = True
             asked.handler.fail(self._index, error, maybe=maybe)
@@ -433,6 +435,9 @@ class ZooKeeperNode:
         contender.has_ended = False
         self._expiry.ends_at(contender, ends)
 
+    def _end(self, contender: Contender) -> None:
+        self.spawn(partial(self._expire, contender))
+
     async def _expire(self, contender: Contender) -> None:
         """End a hold, unless it was extended a moment ago."""
         async with contender.turn:
@@ -457,7 +462,7 @@ class ZooKeeperNode:
         broken, left = await self._places.looks.break_lock(op)
         for contender in list(self._contenders.values()):
             if contender.granted and any(own.path in broken for own in contender.nodes):
-                self.spawn(self._turns.look_again(contender, contender.watch))
+                self.spawn(partial(self._turns.look_again, contender, contender.watch))
         if broken:
             return 0, False
         return Refused(None) if left is None else Refused(self._settings.session_timeout, left)
@@ -482,7 +487,17 @@ class ZooKeeperNode:
 
     # -- tasks, and the end --------------------------------------------------------------------------------------
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, build: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do it in the background. If the program cancels all tasks of its loop, and goes on, it is done again: a node
+        that is to be deleted would stay with the session."""
+        if not self._closed:
+            self._begin_task(build()).add_done_callback(partial(self._spawn_again, build))
+
+    def _spawn_again(self, build: Callable[[], Coroutine[Any, Any, None]], task: asyncio.Task[None]) -> None:
+        if task.cancelled() and not self._closed:
+            task.get_loop().call_later(AGAIN, self.spawn, build)
+
+    def _begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             work.close()  # it was not begun if its task was cancelled before the first step

@@ -49,8 +49,8 @@ class Host(Protocol):
 
     error: Exception | None
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> object:
-        """Do it in the background."""
+    def spawn(self, build: Callable[[], Coroutine[Any, Any, None]]) -> object:
+        """Do it in the background, and again if its task is cancelled."""
 
     def ends_at(self, contender: Contender, ends: float) -> None:
         """The hold ends then, unless it is extended."""
@@ -103,7 +103,7 @@ class Turns:
                 return refused
             contender.waits = True
             if not leaves and rank < part.kind.slots and contender.waits_at is not part:
-                self._host.spawn(self._places.tell_waits(contender, part))
+                self._host.spawn(partial(self._places.tell_waits, contender, part))
             if leaves:
                 closes = not contender.several or contender.refusals >= _CLOSES
                 await self._places.leave_ticket(contender, part, closes=closes)
@@ -155,13 +155,13 @@ class Turns:
         self._host.ends_at(contender, contender.sent + contender.lease)
         asyncio.get_running_loop().call_later(_SETTLED, self.watch_own, contender)
         if contender.ticket is not None:
-            self._host.spawn(self._places.withdraw(contender))
+            self._host.spawn(partial(self._places.withdraw, contender))
         if waited or contender.is_followed:
             for own in contender.nodes:
                 # Those behind watch it, until it waits no more. They may have taken it for a waiter although it did not
                 # wait: they read the children before a holder left, and it read them after that.
                 if own.part.kind.letter == "s":
-                    self._host.spawn(self._places.servers.touch(own.path, contender.data_at(own.part)))
+                    self._host.spawn(partial(self._places.servers.touch, own.path, contender.data_at(own.part)))
         return contender.czxid, False
 
     # -- watches -------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Turns:
     def _fired(self, contender: Contender, watch: int) -> None:
         """What a waiter watched has changed."""
         if contender.watch == watch:
-            self._host.spawn(self.look_again(contender, watch))
+            self._host.spawn(partial(self.look_again, contender, watch))
 
     async def look_again(self, contender: Contender, watch: int = -1) -> None:
         """A waiter enters if it can, and its owner is notified. A holder is notified if its node is gone."""
@@ -238,7 +238,7 @@ class Turns:
     def watch_own(self, contender: Contender) -> None:
         """A holder watches its own node."""
         if contender.granted and not contender.is_unwanted and self._host.error is None:
-            self._host.spawn(self._watch_nodes(contender, self._watcher_of(contender)))
+            self._host.spawn(partial(self._watch_nodes, contender, self._watcher_of(contender)))
 
     async def _watch_nodes(self, contender: Contender, fired: Callable[[], object]) -> None:
         found = await asyncio.gather(*(self._places.servers.watch(own.path, fired) for own in contender.nodes))
