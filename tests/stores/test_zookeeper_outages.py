@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -26,11 +27,13 @@ from asynclock.rules.model import ACQUIRE, RELEASE, Op, Queueing, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.zookeeper.connection import Connection
 from asynclock.stores.zookeeper.handler import Handler
+from tests.support.host_names import SILENT, silent_at
+from tests.support.ports import free_port
 from tests.support.probes import nodes_of
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.still_clock import turns
-from tests.support.waiters import LIMIT, reconnected, until
+from tests.support.waiters import LIMIT, LONG, reconnected, until
 from tests.support.zookeeper_clients import SHORT, SOON, behind, client_of
 from tests.support.zookeeper_probes import (
     connection_of,
@@ -158,6 +161,26 @@ async def test_a_close_does_not_wait_for_a_frozen_server(zookeepers: ZooKeepers,
     async with asyncio.timeout(LIMIT):
         await client.aclose()
     assert not lease.held
+
+
+async def test_a_close_during_a_connect_leaves_no_thread(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody accepts the connection. The connect would go on for as long as `connect_timeout` says."""
+    threads, port = set(threading.enumerate()), free_port()
+    connect, connects = Handler.create_connection, threading.Event()
+
+    def noted(handler: Handler, *args: Any, **options: Any) -> Any:
+        connects.set()
+        return connect(handler, *args, **options)
+
+    monkeypatch.setattr(Handler, "create_connection", noted)
+    with silent_at(port):
+        client = Redlock(f"zookeeper://{SILENT}:{port}", connect_timeout=LONG)
+        asking = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(connects.is_set)
+        await client.aclose()
+        await until(lambda: set(threading.enumerate()) <= threads)
+        with pytest.raises(LockError):
+            await asking
 
 
 @pytest.mark.parametrize("call", ["release", "extend", "locked", "break_lock"])

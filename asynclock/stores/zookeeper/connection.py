@@ -192,7 +192,7 @@ class Connection:
             return
         self._closing = True
         self._client.remove_listener(self._told)
-        self._handler.rest()
+        self._handler.end()
         if self._timer is not None:
             self._timer.cancel()
         closed: asyncio.Future[None] = self._loop.create_future()
@@ -225,7 +225,7 @@ class Connection:
         if not self._loop.is_closed() or self._closing:
             return False
         self._closing = True
-        self._handler.rest()
+        self._handler.end()
         self._client.remove_listener(self._told)
         threading.Thread(target=self._stop, daemon=True).start()
         return True
@@ -242,6 +242,8 @@ class Connection:
         if not self._closing:
             try:
                 self._client.start_async()
+                if self._closing:  # meanwhile: nobody else would stop it
+                    self._client.stop()
             except Exception as error:  # kazoo raises Exception itself
                 log.debug("asynclock: starting kazoo again: %s", error)
 

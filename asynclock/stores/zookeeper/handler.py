@@ -88,6 +88,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self._beat = math.inf
         self._socket: Any = None
         self._known: dict[tuple[str, int], tuple[str, list[Address]]] = {}  # by address: its host, and all of that
+        self._connecting: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None  # a connect under way
+        self._ends = False
 
     def start(self) -> None:
         """kazoo would start two threads here, which wait for callbacks."""
@@ -107,9 +109,14 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         """The event loop runs."""
         self._beat = time.monotonic()
 
-    def rest(self) -> None:
-        """The loop beats no more: the client closes."""
-        self._beat = math.inf
+    def end(self) -> None:
+        """The client closes: the loop beats no more, and a connect ends at once. Else its thread, and its socket, would
+        be there for as long as a server has to accept a connection."""
+        self._beat, self._ends = math.inf, True
+        if (connecting := self._connecting) is not None:
+            loop, task = connecting
+            with contextlib.suppress(RuntimeError):  # it has ended, and its loop is closed
+                loop.call_soon_threadsafe(task.cancel)
 
     def create_socket_pair(self) -> tuple[_Bell, _Bell]:
         bell = _Bell()
@@ -164,12 +171,21 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         """Connect to an address, or to another one of its host if that is silent."""
 
         async def connect() -> socket.socket:
+            task: Any = asyncio.current_task()
+            self._connecting = asyncio.get_running_loop(), task
+            if self._ends:
+                raise asyncio.CancelledError
             async with asyncio.timeout(limit):
                 return await (connected(known[1], limit) if known is not None else dial(*address, limit))
 
         known = self._known.get(address)
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-            return runner.run(connect())
+            try:
+                return runner.run(connect())
+            except asyncio.CancelledError:
+                raise ConnectionAbortedError("the client closes") from None
+            finally:
+                self._connecting = None
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
         """kazoo asks before each send whether the socket is writable. It always is, because `_Socket` has a buffer. The
