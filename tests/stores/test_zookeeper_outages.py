@@ -25,6 +25,7 @@ from asynclock.events import Event, NodeDown
 from asynclock.quorum.ballot import UNREACHABLE, WON, Ballot
 from asynclock.rules.model import ACQUIRE, RELEASE, Op, Queueing, Verb
 from asynclock.rules.mutex import MUTEX
+from asynclock.stores.port import Reconnecting
 from asynclock.stores.zookeeper.connection import Connection
 from asynclock.stores.zookeeper.handler import Handler
 from tests.support.host_names import SILENT, silent_at
@@ -181,6 +182,45 @@ async def test_a_close_during_a_connect_leaves_no_thread(name: str, monkeypatch:
         await until(lambda: set(threading.enumerate()) <= threads)
         with pytest.raises(LockError):
             await asking
+
+
+async def test_a_shorter_session_timeout_of_a_reconnect_ends_the_holds(zookeepers: ZooKeepers, name: str) -> None:
+    """The server starts again with another maxSessionTimeout. If the connection were lost now, it would free the name
+    long before the lease ends. A waiter has no place there either."""
+    server = await asyncio.to_thread(zookeepers.start)
+    async with client_of(server, LONG) as client, client_of(server, 3.0) as other, asyncio.timeout(2 * LIMIT):
+        lease = await client(name).acquire(timeout=None)
+        waiting = asyncio.create_task(client(name).acquire(timeout=None))
+        server.kill()
+        server.give_at_most(3.0)
+        server.start()
+        assert await lease.wait_lost()
+        await (await other(name).acquire(timeout=None)).release()
+        with pytest.raises(ConfigError, match="the servers give sessions of 3 s at most"):
+            await client(f"{name}:2").acquire(timeout=0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+async def test_the_reason_of_an_outage_is_the_last_one(zookeepers: ZooKeepers, name: str) -> None:
+    """Nobody listens at first, and then a server that opens no session. Each error says what is so now."""
+    server = await asyncio.to_thread(zookeepers.start)
+
+    async def said() -> str:
+        try:
+            await client(name).acquire(timeout=0)
+        except QuorumUnavailable as error:
+            return str(error)
+        return ""
+
+    async with client_of(server, patience=0.0) as client, asyncio.timeout(2 * LIMIT):
+        server.kill()
+        while "refused" not in await said():
+            await asyncio.sleep(0.05)
+        await until(lambda: not isinstance(nodes_of(client)[0].error, Reconnecting))
+        with socket.create_server((server.host, server.port)):
+            while "opens no session" not in await said():
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("call", ["release", "extend", "locked", "break_lock"])

@@ -92,6 +92,7 @@ class ZooKeeperNode:
     def __init__(self, settings: Settings, config: NodeConfig) -> None:
         self.label = settings.label
         self.error: Exception | None = ConnectionError(f"{settings.label} is not connected yet")
+        self._outage = ""  # what to say of the connection, beside why the last attempt to connect failed
         self._settings = settings
         self._index = config.position
         self._clock = config.clock
@@ -129,7 +130,7 @@ class ZooKeeperNode:
             try:
                 connection.start()
             except NOT_GIVEN as error:  # the next op tries again
-                self.error = ConnectionError(f"{self.label} is not connected: {error}")
+                self.error, self._outage = ConnectionError(f"{self.label} is not connected: {error}"), ""
                 self._reports.down(self.error)
                 return
             self._connection = connection
@@ -140,8 +141,7 @@ class ZooKeeperNode:
                 await self._up.wait()
         except TimeoutError:
             if not (self._up.is_set() or isinstance(self.error, ConfigError)):  # it may come in the last moment
-                self.error = self._trouble("does not answer")
-                self._reports.down(self.error)
+                self._reports.down(self._fail("does not answer"))
 
     @property
     def _servers(self) -> Connection:
@@ -150,9 +150,18 @@ class ZooKeeperNode:
             raise ConnectionError(f"{self.label} is not connected")
         return self._connection
 
-    def _trouble(self, what: str) -> Exception:
+    def _fail(self, outage: str, kind: type[ConnectionError] = ConnectionError) -> ConnectionError:
+        """There is no connection, and ops fail with this."""
         trouble = self._connection.trouble if self._connection is not None else None
-        return ConnectionError(f"{self.label} {what}" + (f" ({trouble})" if trouble is not None else ""))
+        error = kind(f"{self.label} {outage}" + (f" ({trouble})" if trouble is not None else ""))
+        self.error, self._outage = error, outage
+        return error
+
+    def _reason(self) -> Exception | None:
+        """Why ops fail now. The reason may change while an outage lasts."""
+        if self._outage and isinstance(self.error, ConnectionError):
+            self._fail(self._outage, type(self.error))
+        return self.error
 
     def _changed(self, state: SessionState) -> None:
         """The session has another state."""
@@ -164,19 +173,19 @@ class ZooKeeperNode:
             return
         if state is not SessionState.CONNECTED:
             if state is SessionState.SUSPENDED:  # another server may answer at once
-                self.error = Reconnecting(str(self._trouble("is disconnected")))
+                self._fail("is disconnected", Reconnecting)
                 within = min(self._connect_timeout, self._settings.session_timeout / _RECONNECTS)
                 self._reconnects = self._clock.call_at(self._clock.now() + within, self._is_disconnected)
             else:
-                self.error = self._trouble("ended the session, and a new one begins")
-                self._reports.down(self.error)
+                self._reports.down(self._fail("ended the session, and a new one begins"))
             self._backlog.fail(lambda: self.error)
             return
-        self.error = self._settings.refuses(self._servers.timeout)
+        self.error, self._outage = self._settings.refuses(self._servers.timeout), ""
         if self._up is not None:
             self._up.set()
         if self.error is not None:
             self._reports.down(self.error)
+            for_each(self._give_up, list(self._contenders.values()))
             return
         self._reports.up()
         self._backlog.begin_more()
@@ -192,11 +201,18 @@ class ZooKeeperNode:
         elif contender.granted:
             self.spawn(partial(self._turns.look_again, contender))
 
+    def _give_up(self, contender: Contender) -> None:
+        """A server gives the session a shorter timeout than the one before did. If the connection is lost now, the
+        servers free the names before the leases end here. So nothing is held, or waits, any more."""
+        contender.has_ended = True
+        self.spawn(partial(self._clean, contender))
+        if contender.granted:
+            self.notify(contender, expired=True)
+
     def _is_disconnected(self) -> None:
         """No server has answered since the connection was lost."""
         if isinstance(self.error, Reconnecting):
-            self.error = self._trouble("is disconnected")
-            self._reports.down(self.error)
+            self._reports.down(self._fail("is disconnected"))
 
     def _session_expired(self) -> None:
         """Rule 4. There may be many contenders, so they are forgotten in slices. Until all are, the next session does
@@ -236,7 +252,7 @@ class ZooKeeperNode:
                 asyncio.get_running_loop().call_soon(handler.answer, self._index, Refused(None))
                 return
         if self.error is not None and not (op.verb is Verb.EXTEND and contender is None):
-            error, maybe = self.error, contender is not None
+            error, maybe = self._reason() or self.error, contender is not None
             asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=maybe))
             if self._connection is None and not self._closed:
                 self.spawn(self.open)
@@ -460,28 +476,32 @@ class ZooKeeperNode:
     async def _break(self, op: Op) -> Grant | Refused:
         """Delete the nodes of the holders. They learn it by their own watch."""
         broken, left = await self._places.looks.break_lock(op)
-        for contender in list(self._contenders.values()):
-            if contender.granted and any(own.path in broken for own in contender.nodes):
-                self.spawn(partial(self._turns.look_again, contender, contender.watch))
+        if broken:
+            for_each(partial(self._look_whether_broken, broken), list(self._contenders.values()))
         if broken:
             return 0, False
         return Refused(None) if left is None else Refused(self._settings.session_timeout, left)
 
+    def _look_whether_broken(self, paths: set[str], contender: Contender) -> None:
+        """At once, before the notice of its watch."""
+        if contender.granted and any(own.path in paths for own in contender.nodes):
+            self.spawn(partial(self._turns.look_again, contender, contender.watch))
+
     async def check_vote(self) -> Checked:
-        if self.error is not None:
-            raise self.error
+        if (error := self._reason()) is not None:
+            raise error
         with explained(self.label):
             return await self._places.looks.check_vote(self._clock)
 
     async def probe(self, name: str) -> NodeView:
-        if self.error is not None:
-            raise self.error
+        if (error := self._reason()) is not None:
+            raise error
         with explained(self.label):
             return await self._places.looks.view(name, self._clock)
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
-        if self.error is not None:
-            raise self.error
+        if (error := self._reason()) is not None:
+            raise error
         with explained(self.label):
             return await self._places.looks.names(begin, cursor)
 
@@ -528,7 +548,7 @@ class ZooKeeperNode:
             await asyncio.wait(set(self._tasks), timeout=CANCELLING)
         self._contenders.clear()
         connection, self._connection = self._connection, None
-        self.error = ConnectionError(f"{self.label} is closed")
+        self.error, self._outage = ConnectionError(f"{self.label} is closed"), ""
         if connection is not None:
             await connection.close()
         self._reports.stop()

@@ -69,6 +69,11 @@ class ZooKeeper:
         if number:
             (folder / "data" / "myid").write_text(str(number))
 
+    def give_at_most(self, longest: float) -> None:
+        """Its maxSessionTimeout from its next start on."""
+        file = self.folder / "zoo.cfg"
+        file.write_text(f"{file.read_text()}maxSessionTimeout={int(longest * 1000)}\n")
+
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
