@@ -15,7 +15,7 @@ from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, until
 from tests.support.zookeeper_clients import client_of
-from tests.support.zookeeper_probes import contenders_of, held_thread, holds_and_waits
+from tests.support.zookeeper_probes import connection_of, contenders_of, held_thread, holds_and_waits
 
 
 @pytest.fixture
@@ -100,6 +100,25 @@ async def test_f10_later_arrivals_wait_behind_it_in_their_order(clients: list[Re
         assert not any(each.done() for each in waiting[number + 1 :])
     await leases[-1].release()
     assert [each.fence for each in leases] == sorted({each.fence for each in leases})
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_f10_a_closed_name_is_open_again_once_its_waiter_has_it(clients: list[Redlock], name: str) -> None:
+    """Although others wait. Each has its place in the queue of the name then, and needs no other node."""
+    holder, waiter, *later = clients
+    names = [f"{name}:{each}" for each in "ab"]
+    lease = await holder(names[0]).acquire(timeout=None)
+    waiting = [asyncio.create_task(waiter.multi(*names).acquire(timeout=None))]
+    await waits(waiter)
+    for client in later:
+        waiting.append(asyncio.create_task(client(names[0]).acquire(timeout=None)))
+        await waits(client)
+    await lease.release()
+    async with asyncio.timeout(LIMIT):
+        while any("__next__" in each for each in await connection_of(holder).children(f"/locks/{names[0]}")):
+            await asyncio.sleep(0.02)
+    for each in waiting:
+        await (await each).release()
 
 
 @pytest.mark.usefixtures("at_once")

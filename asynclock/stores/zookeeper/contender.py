@@ -84,9 +84,9 @@ class Contender:
     """Its ops, and the looks of a waiter, are carried out one after the other (`turn`)."""
 
     __slots__ = (
-        "czxid", "doubtful", "ends", "given_up", "granted", "has_ended", "hold_and_wait", "id", "is_followed", "lease",
-        "looked_at", "name", "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "session", "tasks",
-        "ticket", "turn", "users", "waits", "waits_at", "watch", "watcher",
+        "arrived", "czxid", "doubtful", "ends", "given_up", "granted", "has_ended", "hold_and_wait", "id",
+        "is_followed", "lease", "looked_at", "name", "nodes", "number", "parts", "refusals", "rest", "rounds", "sent",
+        "session", "tasks", "ticket", "turn", "users", "waits", "waits_at", "watch", "watcher",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -98,6 +98,7 @@ class Contender:
         self.users = 0  # ops that are under way
         self.nodes: tuple[Own, ...] = ()  # one for each part; (): none, as far as this client knows
         self.ticket: Own | None = None  # where it waits without its nodes
+        self.arrived: int | None = None  # the number of a ticket that closed the name, which its node has replaced
         self.refusals = 0  # in a row, after each of which it deleted its nodes
         self.hold_and_wait: HoldAndWait | None = None  # it waits for several names with its nodes
         self.rounds = 0  # how often it has done so in vain
@@ -138,7 +139,7 @@ class Contender:
 
     def forget(self) -> None:
         """Its nodes are gone."""
-        self.nodes, self.ticket, self.waits_at = (), None, None
+        self.nodes, self.ticket, self.arrived, self.waits_at = (), None, None, None
         self.doubtful = self.granted = self.has_ended = self.waits = False
         self.hold_and_wait, self.rounds = None, 0
         self.ends = math.inf

@@ -107,9 +107,11 @@ class Turns:
             if leaves:
                 closes = not contender.several or contender.refusals >= _CLOSES
                 await self._places.leave_ticket(contender, part, closes=closes)
-            elif not contender.several and not (contender.ticket is not None and contender.ticket.closes):
-                # It has its place in the queue, so the next one may enqueue. But a ticket that closes the name goes
-                # before the later ones, which would send it to the end if only its node counted.
+            elif not contender.several:
+                # It has its place in the queue, so the next one may enqueue. It keeps in mind when it arrived: the
+                # tickets behind it, which close the name, were created before its node.
+                if contender.ticket is not None and contender.ticket.closes:
+                    contender.arrived = contender.ticket.number
                 await self._places.withdraw(contender)
             if await (self._watch_as_ticket if leaves else self._watch)(contender, part, found):
                 return refused
@@ -136,7 +138,10 @@ class Turns:
                 await self._places.delete(contender)
                 raise
             contender.is_followed |= rank + 1 < len(queue)
-            arrived = ticket.number if ticket is not None and ticket.part is part else own.number
+            if ticket is not None and ticket.part is part:
+                arrived = ticket.number
+            else:
+                arrived = own.number if contender.arrived is None else contender.arrived
             closing = closing_before(self._layout, names, arrived) if waits else None
             found = obstacle(queue[:rank], part.kind, queue[rank + 1 :])
             if closing is not None:
