@@ -10,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from asynclock import Lease, Redlock
-from asynclock.stores.zookeeper import turns
+from asynclock.stores.zookeeper import hold_and_wait, turns
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, until
@@ -60,6 +60,28 @@ async def test_f10_beside_nested_locks(clients: list[Redlock], name: str, order:
             assert lease.held
             assert counts == before
     stop.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_f10_beside_single_locks_that_last(
+    clients: list[Redlock], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks of two clients hold each name in turn, for longer than the waiter for both waits for a client that waits
+    behind it: for 4 s, in a tenth of the time. It gets its turn."""
+    for each in ("_LOOK", "_ROUND"):
+        monkeypatch.setattr(hold_and_wait, each, getattr(hold_and_wait, each) / 10)
+    stop = asyncio.Event()
+
+    async def single(client: Redlock, which: str) -> None:
+        while not stop.is_set():
+            async with client(which, timeout=None):
+                await asyncio.sleep(0.4)
+            await asyncio.sleep(0.03)
+
+    names = [f"{name}:a", f"{name}:b"]
+    tasks = [asyncio.create_task(single(client, each)) for client in clients[:2] for each in names]
+    async with asyncio.timeout(LIMIT), clients[2].multi(*names, timeout=None):
+        stop.set()
     await asyncio.gather(*tasks)
 
 

@@ -34,6 +34,10 @@ _LOOK = 0.75
 _LOOKS = 4
 """So many looks find the same holder. A shorter hold was of another task of its client."""
 
+_LOOKS_AGAIN = 6
+"""The same once a round was in vain. Else tasks of other clients that hold its names in turn, for longer than the first
+number of looks, would keep it out for ever. A holder that waits behind it waits for less than 5 s."""
+
 _ROUND = 4.0
 """Seconds of the first round. Each later one is twice as long, so that long holds end within one."""
 
@@ -85,7 +89,7 @@ class HoldAndWaitLimits:
         suspects = await self._suspects(contender)
         same = suspects & waiting.suspects
         waiting.looks, waiting.suspects = (waiting.looks + 1, same) if same else (1, suspects)
-        return bool(suspects) and waiting.looks >= _LOOKS
+        return bool(suspects) and waiting.looks >= (_LOOKS_AGAIN if contender.rounds else _LOOKS)
 
     async def _suspects(self, contender: Contender) -> set[str]:
         """The nodes of the holders in its way that are of clients that wait behind it. Other programs do not say who
