@@ -13,7 +13,7 @@ from asynclock.rules.semaphore import wants
 from simulation.calm import SINCE, has_no_majority
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from asynclock.rules.model import Entry, Part
     from simulation.plan import LockPlan
@@ -29,13 +29,15 @@ class Promptness:
     of the lease of a dead holder), does not stay so. Then someone enters it, of whatever kind. A reader that would
     enter beside other readers enters itself, whoever else does, unless a writer waits: that one holds readers back.
 
-    A waiter for several names counts while all of them are free. It does not look near a fault (`calm.py`). Where
-    the servers send no notices, a waiter asks every 0.25 s."""
+    A waiter for several names counts while all of them are free. A semaphore that its clients use with several numbers
+    of permits does not count: a waiter with a small number may stand before one that could enter. It does not look near
+    a fault (`calm.py`). Where the servers send no notices, a waiter asks every 0.25 s."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._calm = world.calm
         self._entered_at: dict[str, float] = {}
+        self._uneven = _uneven(world.plan.locks)
 
     def entered(self, lock: LockPlan) -> None:
         """A program has got a tenure."""
@@ -74,10 +76,11 @@ class Promptness:
         now, waiting = self._world.schedule.now, self._world.waiting
         calm = self._calm.since(now)
         names = {part.name for wait in waiting for part in wait.lock.parts} if calm <= now else set[str]()
-        holds = {name: self._holds(name) for name in names}
+        holds = {name: self._holds(name) for name in names - self._uneven}
         writers = {part.name for wait in waiting for part in wait.lock.parts if part.kind.letter == WRITE.letter}
         for wait in waiting:
-            if not holds or has_no_majority(wait.client) or not _may_enter(wait.lock.parts, holds, writers):
+            watched = all(part.name in holds for part in wait.lock.parts)
+            if not watched or has_no_majority(wait.client) or not _may_enter(wait.lock.parts, holds, writers):
                 wait.free_since = math.inf
                 continue
             wait.free_since = min(wait.free_since, now)
@@ -91,6 +94,15 @@ class Promptness:
         """At each server."""
         servers = self._world.servers
         return [server.states.get(name, _EMPTY).at(server.now()).holds for server in servers]
+
+
+def _uneven(locks: Iterable[LockPlan]) -> set[str]:
+    """The names of semaphores with several numbers of permits."""
+    numbers: dict[str, set[int]] = {}
+    for lock in locks:
+        for part in lock.parts:
+            numbers.setdefault(part.name, set()).add(part.kind.slots)
+    return {name for name, found in numbers.items() if len(found) > 1}
 
 
 def _may_enter(parts: Sequence[Part], holds: Mapping[str, Sequence[Sequence[Entry]]], writers: set[str]) -> bool:

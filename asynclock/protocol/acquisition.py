@@ -546,8 +546,9 @@ class Acquisition(Claim):
         `expired`), or the name is free, or it will be (`left`). While a round is under way it is kept for later."""
         state, heard = self.state, self._heard or Heard()
         self._heard, first = heard, not heard.nodes
-        self._continues_batch = self._continues_batch or notice.continue_batch
         free_now = notice.left <= 0
+        # One waiter alone is notified of the end of a rest: others may be able to enter beside it.
+        self._continues_batch |= notice.continue_batch or (not free_now and self.terms.kind.shared)
         if notice.fence:
             if self._rounds is not None:
                 self._rounds.grant(notice.number, notice.fence)

@@ -21,7 +21,6 @@ from asynclock.protocol.machine import Claim
 from asynclock.protocol.planner import Pace
 from asynclock.protocol.rounds import withdraw
 from asynclock.protocol.states import DONE, Asking, BackingOff
-from asynclock.quorum.ballot import REFUSED
 from asynclock.rules.model import ADOPT, ID_LENGTH, QUIET, RELEASE, Op, Queueing, Serve, letter_of
 
 if TYPE_CHECKING:
@@ -135,9 +134,9 @@ class Adoption(Claim):
             core.quorum.ask(release, RELEASE_TIMEOUT, only=nodes)
 
     def _without_grant(self, ballot: Ballot) -> None:
-        if ballot.outcome is REFUSED:
+        if not ballot.may_be_granted:
             raise self._refused()
-        self._ask_later(ballot, ballot)
+        self._ask_later(ballot, ballot)  # some may have refused, but a node that cast no vote may have the hold
 
     def _without_hold(self, won: Ballot, last: Ballot, outcome: Outcome) -> None:
         del outcome

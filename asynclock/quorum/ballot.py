@@ -241,6 +241,11 @@ class Ballot:
         """Whether a majority has refused, also if the last answers came after `expire`."""
         return self.no > self.nodes // 2
 
+    @property
+    def may_be_granted(self) -> bool:
+        """Whether a majority has not refused, and may grant it if the nodes that cast no vote do so."""
+        return self.nodes - self.no > self.nodes // 2
+
     def on_late_vote(self, late: Callable[[Ballot, int], object]) -> None:
         """Call `late` with each vote that has not arrived yet."""
         if not self.complete:

@@ -27,7 +27,8 @@
    notified, since the release of that holder may notify nobody. Stale tickets, and tickets whose client does not
    listen, are dropped; a client that is alive renews its ticket in the old place. A kind that several ids can hold
    serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. An op visits
-   at most VISITED tickets. A waiter for several names (span 0) is woken and never becomes the holder.
+   at most VISITED tickets. A waiter for several names (span 0) is woken and never becomes the holder. While a name
+   rests (min_hold, `once`), the first waiter is notified of when that ends; if it leaves, the next one is.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
@@ -58,6 +59,7 @@ from asynclock.rules.model import (
     RESTING,
     RESTING_MARK,
     SERVED,
+    TIMED,
     VISITED,
     Entry,
     Notice,
@@ -163,12 +165,15 @@ class Decision:
         mine = self._mine() is not None or self._marks_free()
         if mine:
             self._put(holds=self._holds_after(), marked=False)
+        first = bool(self.state.queue) and self.state.queue[0].id == op.id
         self._drop(op.id)
         fence = self.state.fence
         if mine and op.rest > 0:
-            self._notify_of_rest()
+            self._notify_of_rest(op.rest)
         elif self._may_serve():
             self._serve()
+        if first and not mine:
+            self._notify_of_rest(self._rests_for())
         if mine:
             self._enqueue()  # its ticket, whose place the hold took (rule 5)
             return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
@@ -309,11 +314,18 @@ class Decision:
             self.state = replace(before, fence=fence, fence_ends=ends)
         return received
 
-    def _notify_of_rest(self) -> None:
+    def _notify_of_rest(self, seconds: float) -> None:
         """Notify the first waiter of when the name will be free."""
-        if self.state.queue:
+        if self.state.queue and seconds > 0:
             head = self.state.queue[0]
-            self._notify(head.id, head.number, left=self.op.rest)
+            self._notify(head.id, head.number, left=seconds)
+
+    def _rests_for(self) -> float:
+        """Seconds for which the name rests, or of several holds the one that ends first; 0.0: it does not."""
+        holds = self.state.holds
+        first = min(holds, key=lambda each: (each.ends or 0.0, each.id)) if holds else None
+        rests = first is not None and (first.id in TIMED or first.id[:1] == RESTING_MARK)
+        return first.ends - self.now if rests and first is not None and first.ends is not None else 0.0
 
     def _notify(
         self, id: str, number: int, fence: int = 0, left: float = 0.0, suffix: str = "", **flags: bool

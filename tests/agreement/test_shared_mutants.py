@@ -65,6 +65,8 @@ NUMBERS = {
 SHARED = NUMBERS | {
     # a break has no ticket
     ("id ~= ''", "waiter ~= ''"),
+    # an attempt that holds has returned before
+    ("if number and held and verb == 'release' then", "if  number  and  held  then"),
     # of a mutex alone the value says that it rests
     ("if made or rests or id", "if made or id"),
     ("if made or rests or id ~= '' then", "if  made  or  id ~= ''  then"),

@@ -380,6 +380,20 @@ SERVES: dict[str, list[Step]] = {
     "the first waiter is notified of a rest": [
         *(acquire(), tries(YOUNGER), looks(YOUNGER, number=5), tries(THIRD), grants(rest=1_234), looks(YOUNGER)),
     ],
+    "the first waiter leaves a name that rests": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), grants(rest=1_234), Pass(100), grants(YOUNGER), Pass(1_000)),
+        *(grants(THIRD), looks(YOUNGER)),
+    ],
+    "the first waiter leaves a name that is done": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), grants(rest=1_234, done=True), Pass(100), grants(YOUNGER)),
+    ],
+    "a later waiter leaves a name that rests": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), grants(rest=1_234), grants(THIRD), looks(YOUNGER)),
+    ],
+    "the first waiter leaves a name that is held": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), grants(YOUNGER), looks(THIRD)),
+    ],
+    "a holder that waits itself leaves a rest": [acquire(), looks(), tries(YOUNGER), grants(rest=500)],
     "a name that rests with nobody waiting": [acquire(), tries(YOUNGER), grants(YOUNGER), grants(rest=1_234)],
     "the first waiter is notified of a run that is done": [
         *(acquire(), tries(YOUNGER), tries(THIRD), grants(rest=1_234, done=True), looks(YOUNGER)),

@@ -98,6 +98,10 @@ SHARED: dict[str, list[Step]] = {
     "a longer hold of another keeps its end": [
         *(acquire(lease=20_000), acquire(YOUNGER, lease=5_000), extend(YOUNGER, lease=10_000)),
     ],
+    "the first waiter leaves beside a hold that ends before the rest": [
+        *(acquire(lease=1_000), acquire(FIFTH, lease=5_000), tries(YOUNGER), tries(THIRD), grants(FIFTH, rest=3_000)),
+        *(grants(YOUNGER), Pass(1_000), grants(THIRD), looks(YOUNGER)),
+    ],
     "all leave, and none has ended": [acquire(), acquire(THIRD, lease=500), grants(), Pass(500), acquire(YOUNGER)],
 }
 

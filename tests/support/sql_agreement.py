@@ -124,7 +124,9 @@ class SQLStage:
         self.notices += notices
         return [("nobody", message_of(each)) for each in notices]
 
-    async def _keep(self, line: Line, notice: Notice, now: float, looks: Collection[str]) -> None:
+    async def _keep(
+        self, line: Line, notice: Notice, now: float, looks: Collection[str], *, brief: bool = False
+    ) -> None:
         self.notices.append(notice)
 
     async def set_time(self, now: float) -> None:

@@ -8,6 +8,8 @@ import pytest
 from asynclock.rules.decide import decide
 from asynclock.rules.model import (
     ANY,
+    DONE,
+    RESTING,
     RESTING_MARK,
     Entry,
     Notice,
@@ -84,6 +86,35 @@ def test_rule_8_a_short_min_hold_notifies_the_first_of_its_time() -> None:
     state = State((Entry(ME, NOW + 5),), queue=(WAITER,), queue_ends=NOW + 8, marked=True)
     op = Op(Verb.RELEASE, MUTEX, "name", ME, 10.0, 0, MEMORY, 0.25, queueing=Queueing(Serve.GRANT))
     assert decide(MUTEX, state, op, NOW).notices == (Notice(OTHER[:32], 3, left=0.25, name="name"),)
+
+
+RESTS = (Entry(RESTING, NOW + 3),)
+PLACE_RESTS = (Entry(f"{RESTING_MARK}{READER[1:]}", NOW + 2), Entry("a" * 32 + "|r.17|", NOW + 4))
+SECOND = WAITER._replace(order=NOW_US + 1, id="f" * 32 + "|17|", number=7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds", "leaves", "left"),
+    [
+        (MUTEX, RESTS, WAITER, 3.0),
+        (MUTEX, (Entry(DONE, NOW + 3),), WAITER, 3.0),
+        (MUTEX, RESTS, SECOND, 0.0),
+        (MUTEX, (Entry(ME, NOW + 3),), WAITER, 0.0),
+        (WRITE, PLACE_RESTS, WAITER, 2.0),
+        (WRITE, PLACE_RESTS[1:], WAITER, 0.0),
+        (WRITE, (*PLACE_RESTS, Entry("b" * 32 + "|r.17|", NOW + 1)), WAITER, 0.0),
+    ],
+)
+def test_rule_8_a_first_waiter_that_leaves_a_rest_lets_the_next_one_know_its_end(
+    kind: Rule, holds: tuple[Entry, ...], leaves: Ticket, left: float
+) -> None:
+    """It alone was told. Nobody is told where the name is held, or another waiter leaves."""
+    first, second = (each._replace(id=f"{each.id[:33]}{kind.mode}17|") for each in (WAITER, SECOND))
+    gone = first if leaves is WAITER else second
+    state = State(holds, queue=(first, second), queue_ends=NOW + 8)
+    op = Op(Verb.RELEASE, kind, "name", gone.id, 10.0, 0, MEMORY, queueing=Queueing(Serve.GRANT))
+    told = (Notice(second.id[:32], 7, left=left, name="name"),) if left else ()
+    assert decide(kind, state, op, NOW).notices == told
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,29 @@ def test_an_adoption_asks_again_until_a_majority_answers() -> None:
     assert found.holders == [["b"]] * 3
 
 
+def test_a_node_without_the_hold_and_a_silent_one_do_not_refuse_an_adoption() -> None:
+    """One of three nodes has missed the hold, and one that has it is out of reach for a time."""
+    found = Detached(3, missed=(2,))
+    found.taker.nodes[1].cut()
+    adopting = found.taker.adopt(found.tenure)
+    settle(found.taker)
+    assert not adopting.future.done()
+    found.taker.nodes[1].back()
+    found.clock.advance(0.5)
+    settle(found.taker)
+    assert tenure_of(adopting).held
+
+
+def test_a_node_without_the_hold_refuses_an_adoption_that_needs_it() -> None:
+    """One of two nodes: no majority can grant it, whatever the other one says."""
+    found = Detached(2)
+    del found.servers[1][NAME]
+    found.taker.nodes[0].cut()
+    adopting = found.taker.adopt(found.tenure)
+    settle(found.taker)
+    assert isinstance(error_of(adopting), LockNotHeld)
+
+
 def test_an_outage_that_lasts_longer_than_the_patience_is_an_error() -> None:
     """The patience counts from the first round that failed."""
     found = Outage()

@@ -4,6 +4,7 @@ other event delays a due question. A grant that comes too late for the waiter do
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -74,6 +75,52 @@ async def test_notified_of_the_free_time_before_it_is_idle(name: str, nodes: int
         await turns(20)
         assert waiting.done()
         await waiting.result().release()
+
+
+@nodes
+async def test_the_first_waiter_leaves_while_the_name_rests(name: str, nodes: int) -> None:
+    """It alone was notified of the end of the rest. The next one tries then, and not when it renews its ticket, 16 s
+    later at the soonest."""
+    still = Still(nodes, name)
+    async with (
+        still.held(lease=60.0, min_hold=5.0) as (_, lease),
+        still.client(lease=60.0) as first,
+        still.client(lease=60.0) as second,
+    ):
+        waiting = []
+        for client in (first, second):
+            waiting.append(asyncio.create_task(client(name).acquire(timeout=None)))
+            await until_idle(client)
+        await lease.release()
+        await turns(20)
+        waiting[0].cancel()
+        await turns(20)
+        still.clock.advance(5.1)
+        await turns(40)
+        assert waiting[1].done()
+        await waiting[1].result().release()
+
+
+@nodes
+async def test_readers_that_wait_for_a_rest_enter_together(name: str, nodes: int) -> None:
+    """The first of them alone is notified of its end, and has the others served."""
+    still = Still(nodes, name)
+    async with AsyncExitStack() as stack:
+        writer, *readers = [await stack.enter_async_context(still.client(lease=60.0)) for _ in range(4)]
+        lease = await writer.write(name, min_hold=5.0).acquire(timeout=None)
+        waiting = []
+        for client in readers:
+            waiting.append(asyncio.create_task(client.read(name).acquire(timeout=None)))
+            await until_idle(client)
+        await lease.release()
+        await turns(20)
+        still.clock.advance(5.1)
+        await turns(60)
+        still.clock.advance(0.1)
+        await turns(60)
+        assert [each.done() for each in waiting] == [True] * 3
+        for each in waiting:
+            await each.result().release()
 
 
 async def test_one_notice_of_many_is_enough(shared_urls: list[str], name: str) -> None:

@@ -178,7 +178,7 @@ def fault_of(error: ServerError) -> Fault:
 
 
 def is_half_done(error: ServerError) -> bool:
-    """Whether a script may have failed after a write. (It detects WRONGTYPE before its first write.)"""
+    """Whether a script may have failed after a write. (Before WRONGTYPE it writes a tombstone at most.)"""
     code = code_of(error)
     return code != "WRONGTYPE" and (code == "ERR" or "@user_script" in Exception.__str__(error))
 

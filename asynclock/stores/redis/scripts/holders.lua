@@ -5,9 +5,17 @@
 -- Before this part, the kind's own text defines `letters`: a pattern of the 34th character of its ids.
 --@ join clock
 local now, shared, order, woken, last = math.floor(us / 1000), true, 0, 0, nil
-local first = redis.call('ZRANGE', hold, 0, 0)[1]
+local first = redis.pcall('ZRANGE', hold, 0, 0)
+if first.err then
+  --@ join undo_of_another_kind
+  return first
+end
+first = first[1]
 if first then
-  if not string.match(first, letters, 34) then return redis.error_reply('WRONGTYPE another kind') end
+  if not string.match(first, letters, 34) then
+    --@ join undo_of_another_kind
+    return redis.error_reply('WRONGTYPE another kind')
+  end
   redis.call('ZREMRANGEBYSCORE', hold, '-inf', now)
 end
 local f, held = tonumber(redis.call('GET', fence)) or 0, redis.call('ZSCORE', hold, id)

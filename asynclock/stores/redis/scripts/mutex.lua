@@ -35,7 +35,11 @@ if not enter then
   end
   if verb == 'extend' or verb == 'adopt' then return no(-1) end
   if verb == 'break' and id ~= '' and not holder and redis.call('EXISTS', hold) == 1 then holder = '' end  -- any type
-  if not holder then redis.call('GET', hold) end  -- a key of another type: WRONGTYPE
+  local other = not holder and redis.pcall('GET', hold)
+  if other and other.err then  -- a key of another type: WRONGTYPE
+    --@ join undo_of_another_kind
+    return other
+  end
   --@ join clock
   local now, shared, woken, last = math.floor(us / 1000), false, 0, nil
   local done = not held and verb == 'release' and string.find(ARGV[6], 'f') and (holder or 'asynclock~done')

@@ -53,6 +53,10 @@ local us = time[1] * 1000000 + time[2]
 f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + math.max(span - 1, 0)
 redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 
+--@ part undo_of_another_kind
+-- The name is in use as another kind. The acquire that an undo is for may arrive after that use has ended.
+if verb == 'release' and ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
+
 --@ part goes_first
 -- For a peek of a fair attempt or a reader, after the kind's own text has defined no(rank, turn) and now: a fresh ticket
 -- goes first. A reader enters beside other readers.
@@ -112,18 +116,23 @@ local function drop(who)
   if redis.call('ZREM', queue, who) == 1 then redis.call('HDEL', tickets, string.sub(who, 1, 32)) end
 end
 
-local reply, turn
+local function tell(index, left)  -- the waiter at this place of the queue
+  local who = redis.call('ZRANGE', queue, index, index)[1]
+  local ticket = who and redis.call('HGET', tickets, string.sub(who, 1, 32))
+  if ticket then notify(who, string.match(ticket, '%S+'), '0', left) end
+end
+
+local reply, turn, first
 if verb == 'release' then
   if ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
   reply = held and {1, f} or no(-1)
+  first = not held and redis.call('ZRANGE', queue, 0, 0)[1] == id
   drop(id)  -- first a write that no server refuses: then the next writes work at the memory limit
   local rest = ARGV[6] ~= '0' and string.match(ARGV[6], '%d+')
   if held then leave(id, rest) end
   if held and rest then
     serving = '0'
-    local head = redis.call('ZRANGE', queue, 0, 0)[1]
-    local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
-    if ticket then notify(head, string.match(ticket, '%S+'), '0', rest) end
+    tell(0, rest)
   end
 elseif verb == 'break' then
   for _, each in ipairs(shared and redis.call('ZRANGE', hold, 0, -1) or {holder or nil}) do
@@ -180,10 +189,13 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   if received > 0 then served = served + 1 end
   if served == 64 then break end
 end
-if polled then  -- the release of such a holder may notify nobody: the next waiter asks, and sees that
-  local head = redis.call('ZRANGE', queue, woken, woken)[1]
-  local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
-  if ticket then notify(head, string.match(ticket, '%S+'), '0', '-1') end
+if polled then tell(woken, '-1') end  -- the release of such a holder may notify nobody: the next waiter asks, and sees that
+if first then  -- it was told when the name will be free: tell the next waiter
+  local left = 0
+  if not shared and (holder == 'asynclock~resting' or holder == 'asynclock~done') then left = redis.call('PTTL', hold) end
+  local soonest = shared and redis.call('ZRANGE', hold, 0, 0, 'WITHSCORES') or {}
+  if string.sub(soonest[1] or '', 1, 1) == '~' then left = soonest[2] - now end
+  if left > 0 then tell(0, string.format('%.0f', left)) end
 end
 
 if number and held and verb == 'release' then enqueue() end  -- its ticket, whose place the hold took
