@@ -40,16 +40,26 @@ Doubled each time, up to the greatest."""
 _ASIDE = 1000
 """Transactions that run without a place, at most."""
 
-_LEAVE: ContextVar[Callable[[], object]] = ContextVar("asynclock_leave")
-"""Of the task of a transaction: it takes no place from now on."""
+
+class _Place:
+    """Of the task of a transaction. What that starts may refer to it for longer, so it forgets the transaction."""
+
+    __slots__ = ("leave",)
+
+    def __init__(self, leave: Callable[[], object]) -> None:
+        self.leave: Callable[[], object] | None = leave
+
+
+_PLACE: ContextVar[_Place] = ContextVar("asynclock_place")
 
 
 def leave_place() -> None:
     """From inside a transaction: it waits for what another session has locked, perhaps for long. So it takes no place
     of its node from now on: else a stranger's transaction that locks many rows would stop all other names, with the
     renewals of their leases."""
-    if (leave := _LEAVE.get(None)) is not None:
-        leave()
+    place = _PLACE.get(None)
+    if place is not None and place.leave is not None:
+        place.leave()
 
 
 Left: TypeAlias = "Exception | Callable[[], Coroutine[Any, Any, None]] | None"
@@ -296,7 +306,7 @@ class Jobs:
 
     async def _run(self, job: Job, running: Coroutine[Any, Any, None], began: float) -> None:
         error, job.begun = None, True
-        _LEAVE.set(partial(self._leave_place, job))
+        _PLACE.set(place := _Place(partial(self._leave_place, job)))
         try:
             await running
         except Exception as failure:  # any failure of the store; its next transaction may work
@@ -307,6 +317,8 @@ class Jobs:
             if not (job.cancels and isinstance(failure, asyncio.CancelledError)):
                 self._was_cancelled(job)
                 raise
+        finally:
+            place.leave = None
         if job.cancels:
             said = f"{self._label}: its transaction did not end in time, so it was cancelled, and may be carried out"
             cancelled = TimeoutError(said)

@@ -35,9 +35,8 @@ async def test_holds_that_have_ended_are_forgotten_while_a_client_waits() -> Non
         for number in range(2 * MANY):
             inbox.seen_plain(f"order:{number}", ID, -1.0)
         async with asyncio.timeout(LIMIT):
-            while inbox.looks_for("order:0"):
+            while any(inbox.looks_for(f"order:{number}") for number in range(2 * MANY)):
                 await asyncio.sleep(0.001)
-        assert not any(inbox.looks_for(f"order:{number}") for number in range(2 * MANY))
         assert inbox.looks_for("held")
         assert inbox.looks_for("waited for")
     finally:
