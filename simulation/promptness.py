@@ -31,13 +31,15 @@ class Promptness:
 
     A waiter for several names counts while all of them are free. A semaphore that its clients use with several numbers
     of permits does not count: a waiter with a small number may stand before one that could enter. It does not look near
-    a fault (`calm.py`). Where the servers send no notices, a waiter asks every 0.25 s."""
+    a fault (`calm.py`). Where the servers send no notices, a waiter asks every 0.25 s, and of several names each may be
+    kept free for another waiter that asks so seldom: they do not count."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._calm = world.calm
         self._entered_at: dict[str, float] = {}
         self._uneven = _uneven(world.plan.locks)
+        self._polls = bool(world.plan.mute or world.plan.deaf)
 
     def entered(self, lock: LockPlan) -> None:
         """A program has got a tenure."""
@@ -79,14 +81,15 @@ class Promptness:
         holds = {name: self._holds(name) for name in names - self._uneven}
         writers = {part.name for wait in waiting for part in wait.lock.parts if part.kind.letter == WRITE.letter}
         for wait in waiting:
-            watched = all(part.name in holds for part in wait.lock.parts)
+            watched = all(part.name in holds for part in wait.lock.parts) and not (self._polls and wait.lock.kind.parts)
             if not watched or has_no_majority(wait.client) or not _may_enter(wait.lock.parts, holds, writers):
                 wait.free_since = math.inf
                 continue
+            others = [part for part in wait.lock.parts if part.kind.letter != READ.letter or part.name in writers]
+            if any(self._entered_at.get(part.name, -math.inf) >= wait.free_since for part in others):
+                wait.free_since = math.inf  # someone has entered, and left, since the last look
             wait.free_since = min(wait.free_since, now)
             since = max(wait.free_since, wait.began + SINCE, calm)
-            if any(part.kind.letter != READ.letter or part.name in writers for part in wait.lock.parts):
-                since = max(since, *(self._entered_at.get(part.name, since) for part in wait.lock.parts))
             if now - since > self._calm.within and wait.client in self._world.live():
                 self._world.judge.fail("served late", f"{wait.lock.name} is free since {since:.6f}, and {wait} waits")
 

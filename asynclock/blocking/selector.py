@@ -53,9 +53,9 @@ class EventSelector(selectors.DefaultSelector):
         ready = list[tuple[selectors.SelectorKey, int]]()
         for fd, mask in found:  # only now: a call may have closed a file whose number is in the list
             if fd != self._bell and (key := self._keys.get(fd)) is not None:
-                if mask == select.EPOLLIN and (reader := key.data[0]) is not None:
-                    if not reader.cancelled():
-                        reader._run()  # noqa: SLF001 - what it schedules runs in the same turn of the loop
+                reader = key.data[0]
+                if mask == select.EPOLLIN and reader is not None and not reader.cancelled():
+                    reader._run()  # noqa: SLF001 - what it schedules runs in the same turn of the loop
                     continue
                 # An error or a hang-up is both of them, since a read or a write finds it.
                 read = selectors.EVENT_READ if mask & ~select.EPOLLOUT else 0

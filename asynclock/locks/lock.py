@@ -25,7 +25,7 @@ from asynclock.protocol.states import LOST
 from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
-from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve, parts_for
+from asynclock.rules.model import ID_LENGTH, PEEK, PEEK_ID, Op, Part, Serve, parts_for
 from asynclock.rules.mutex import MUTEX
 from asynclock.runtime.calls import acquire, adopt
 from asynclock.stores.port import Use, Wish, WrongKind
@@ -326,7 +326,9 @@ def _holder_here(session: Session, names: Iterable[str], id: str) -> Holder | No
     """The holder of one of these names in this process, if there is one; with an `id`, only the hold of that id."""
     now, wall = session.clock.now(), session.clock.wall()
     for name in names:
-        for hold in session.machine.holds.of(name):
+        holds = session.machine.holds
+        known = holds.with_id(name, id[:ID_LENGTH])
+        for hold in holds.of(name) if not id else () if known is None else (known,):
             for tenure in hold.tenures if hold.op.id == id or not id else ():
                 if tenure.held:
                     note = note_of(hold.op.id)

@@ -129,7 +129,7 @@ class Acquisition(Claim):
     def _begin(self) -> None:
         terms, holds = self.terms, self._machine.holds
         kind, name = terms.kind, terms.name
-        may_hold = kind.parts or (holds.get(name) is not None and holds.number_of_task(name, terms.task))
+        may_hold = kind.parts or (holds.get(name) is not None and holds.has_of_task(name, terms.task))
         if may_hold and terms.timeout != 0 and self._begin_beside():
             return
         if terms.timeout != 0 and not kind.fair and not kind.shared and not self._is_first():
@@ -254,7 +254,7 @@ class Acquisition(Claim):
             self._failed(error)
 
     def _held_by_task(self) -> dict[Part, int]:
-        """The number of holds of its task, for each name."""
+        """The number of tenures of its task, for each name."""
         task, holds = self.terms.task, self._machine.holds
         return {part: holds.number_of_task(part.name, task) for part in parts_of(self.terms)}
 
@@ -548,7 +548,8 @@ class Acquisition(Claim):
         self._heard, first = heard, not heard.nodes
         free_now = notice.left <= 0
         # One waiter alone is notified of the end of a rest: others may be able to enter beside it.
-        self._continues_batch |= notice.continue_batch or (not free_now and self.terms.kind.shared)
+        shared = any(part.kind.shared for part in parts_of(self.terms))
+        self._continues_batch |= notice.continue_batch or (shared and not free_now)
         if notice.fence:
             if self._rounds is not None:
                 self._rounds.grant(notice.number, notice.fence)
@@ -557,7 +558,7 @@ class Acquisition(Claim):
             if self._rounds is not None and (notice.broken or notice.expired):
                 self._rounds.drop_grant()
         else:
-            heard.free_at = self._core.clock.now() + notice.left
+            heard.free_at = min(heard.free_at, self._core.clock.now() + notice.left)
         if not isinstance(state, Pausing):
             return
         match after_notice(first, self._is_majority(heard), notice.fence > 0, free_now):

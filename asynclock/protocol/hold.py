@@ -151,7 +151,7 @@ class Tenure:
         """The body that it guards begins, in that task."""
         if task is not self.task:
             self.task = task
-            self.hold.taken_over()
+            self.hold.task_changed()
         self.block = block
 
     def leave(self) -> None:
@@ -232,7 +232,7 @@ class Shared(Protocol):
 
     def remove(self, hold: Hold) -> None: ...
 
-    def taken_over(self, hold: Hold) -> None: ...
+    def task_changed(self, hold: Hold) -> None: ...
 
 
 class Hold:
@@ -339,9 +339,9 @@ class Hold:
             self._holds.watchdog.watch(self, at)
         return tenure
 
-    def taken_over(self) -> None:
+    def task_changed(self) -> None:
         """Another task has its tenure."""
-        self._holds.taken_over(self)
+        self._holds.task_changed(self)
 
     def enter_again(self, tenure: Tenure, terms: Terms) -> Tenure:
         """One more tenure for the same owner, with the same fence. The hold ends with the last of them."""

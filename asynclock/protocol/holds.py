@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from asynclock.quorum.ballot import Ballot
 
 
-class Several(dict[str, Hold]):
-    """The holds of a name that has more than one, oldest first, by the random part of their ids. There may be
-    thousands, so none is searched for. The tasks are known by their hashes: a reference to a task would keep its tenure
-    from being collected."""
+class HoldsOfName(dict[str, Hold]):
+    """The holds of a name that has had more than one at once, oldest first, by the random part of their ids. There may
+    be thousands, so none is searched for. The tasks are known by their hashes: a reference to a task would keep its
+    tenure from being collected."""
 
-    __slots__ = ("_of_hash", "_task_hash")
+    __slots__ = ("_by_task", "_task_hash")
 
     def __init__(self) -> None:
         super().__init__()
-        self._task_hash: dict[Hold, int] = {}
-        self._of_hash: dict[int, dict[Hold, None]] = {}
+        self._task_hash: dict[Hold, int | None] = {}
+        self._by_task: dict[int | None, dict[Hold, None]] = {}
 
     def add(self, hold: Hold) -> None:
         self[hold.op.id[:ID_LENGTH]] = hold
@@ -43,26 +43,29 @@ class Several(dict[str, Hold]):
             del self[hold.op.id[:ID_LENGTH]]
             self._remove_task(hold)
 
-    def taken_over(self, hold: Hold) -> None:
+    def task_changed(self, hold: Hold) -> None:
         """Another task has its tenure."""
         if hold in self._task_hash:
             self._remove_task(hold)
             self._add_task(hold)
 
     def _add_task(self, hold: Hold) -> None:
-        hashed = self._task_hash[hold] = next((hash(tenure.task) for tenure in hold.tenures), 0)
-        self._of_hash.setdefault(hashed, {})[hold] = None
+        """Of a kind that several ids can hold, a hold has one tenure. A mutex is passed on, and entered again; it is
+        one of few holds of its name."""
+        shared = hold.op.kind.shared
+        hashed = self._task_hash[hold] = next((hash(each.task) for each in hold.tenures), None) if shared else None
+        self._by_task.setdefault(hashed, {})[hold] = None
 
     def _remove_task(self, hold: Hold) -> None:
         hashed = self._task_hash.pop(hold)
-        holds = self._of_hash[hashed]
+        holds = self._by_task[hashed]
         del holds[hold]
         if not holds:
-            del self._of_hash[hashed]
+            del self._by_task[hashed]
 
     def of_task(self, task: Any) -> Iterable[Hold]:
-        """Those of this task, and perhaps some of another one with the same hash."""
-        return self._of_hash.get(hash(task), ())
+        """Those that this task may have."""
+        return *self._by_task.get(hash(task), ()), *self._by_task.get(None, ())
 
 
 class Holds:
@@ -85,7 +88,7 @@ class Holds:
         self.queues = queues
         self.yielded = yielded
         self._threaded = threaded or Hold  # makes those with renew="thread"
-        self._by_name: dict[str, Hold | Several] = {}
+        self._by_name: dict[str, Hold | HoldsOfName] = {}
         self.get = self._by_name.get  # called for each acquire
         self.done_marks = DoneMarks(core, self.get)
 
@@ -103,7 +106,7 @@ class Holds:
         hold.release()
         return None
 
-    def all(self) -> list[Hold | Several]:
+    def all(self) -> list[Hold | HoldsOfName]:
         """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
         return list(self._by_name.values())
 
@@ -115,29 +118,29 @@ class Holds:
         began = self.core.spent()
         while left:
             found = left.pop()
-            for hold in tuple(found.values()) if isinstance(found, Several) else (found,):
+            for hold in tuple(found.values()) if isinstance(found, HoldsOfName) else (found,):
                 if not hold.over:
                     yield hold
-            if self.core.spent() - began > SLICE:
-                yield None
-                began = self.core.spent()
+                if self.core.spent() - began > SLICE:
+                    yield None
+                    began = self.core.spent()
 
     def copied(self) -> list[Hold]:
         """All that there are now, for other threads than the loop's: `dict.copy` is atomic for them."""
         found: dict[Hold, None] = {}
         for each in self._by_name.copy().values():
-            found.update(dict.fromkeys(each.copy().values()) if isinstance(each, Several) else {each: None})
+            found.update(dict.fromkeys(each.copy().values()) if isinstance(each, HoldsOfName) else {each: None})
         return list(found)
 
     def of(self, name: str) -> Iterable[Hold]:
         """The holds of a name, oldest first."""
         found = self._by_name.get(name)
-        return () if found is None else tuple(found.values()) if isinstance(found, Several) else (found,)
+        return () if found is None else tuple(found.values()) if isinstance(found, HoldsOfName) else (found,)
 
     def with_id(self, name: str, id: str) -> Hold | None:
         """The hold of a name whose id begins with this random part; None: there is none."""
         found = self._by_name.get(name)
-        if isinstance(found, Several):
+        if isinstance(found, HoldsOfName):
             return found.get(id)
         return found if found is not None and found.op.id.startswith(id) else None
 
@@ -145,13 +148,20 @@ class Holds:
         """The tenures of a name, oldest first."""
         return [tenure for hold in self.of(name) for tenure in hold.tenures]
 
+    def has_of_task(self, name: str, task: Any) -> bool:
+        """Whether that task has a tenure of the name."""
+        return any(self._of_task(name, task))
+
     def number_of_task(self, name: str, task: Any) -> int:
-        """How many tenures of the name that task has. `==` and not `is`: the calls of one thread are equal."""
+        """How many tenures of the name that task has."""
+        return sum(self._of_task(name, task))
+
+    def _of_task(self, name: str, task: Any) -> Iterator[bool]:
+        """For each tenure that it may be: whether that task has it. `==` and not `is`: the calls of one thread are
+        equal."""
         found = self._by_name.get(name)
-        if found is None:
-            return 0
-        holds = found.of_task(task) if isinstance(found, Several) else (found,)
-        return sum(each.task == task and each.held for hold in holds for each in hold.tenures)
+        holds = found.of_task(task) if isinstance(found, HoldsOfName) else () if found is None else (found,)
+        return (each.task == task and each.held for hold in holds for each in hold.tenures)
 
     def add(self, hold: Hold) -> None:
         for name in hold.names:
@@ -159,10 +169,10 @@ class Holds:
             if known is None:
                 self._by_name[name] = hold
             else:
-                if not isinstance(known, Several):
-                    self._by_name[name] = several = Several()
-                    several.add(known)
-                    known = several
+                if not isinstance(known, HoldsOfName):
+                    self._by_name[name] = all_of_it = HoldsOfName()
+                    all_of_it.add(known)
+                    known = all_of_it
                 known.add(hold)
 
     def remove(self, hold: Hold) -> None:
@@ -171,13 +181,13 @@ class Holds:
             known = self._by_name.get(name)
             if known is hold:
                 del self._by_name[name]
-            elif isinstance(known, Several):
+            elif isinstance(known, HoldsOfName):
                 known.remove(hold)
                 if not known:
                     del self._by_name[name]
 
-    def taken_over(self, hold: Hold) -> None:
+    def task_changed(self, hold: Hold) -> None:
         """Another task has its tenure."""
         for name in hold.names:
-            if isinstance(known := self._by_name.get(name), Several):
-                known.taken_over(hold)
+            if isinstance(known := self._by_name.get(name), HoldsOfName):
+                known.task_changed(hold)

@@ -243,7 +243,7 @@ class Ballot:
 
     @property
     def may_be_granted(self) -> bool:
-        """Whether a majority has not refused, and may grant it if the nodes that cast no vote do so."""
+        """Whether a majority would grant it if all nodes that cast no vote did."""
         return self.nodes - self.no > self.nodes // 2
 
     def on_late_vote(self, late: Callable[[Ballot, int], object]) -> None:

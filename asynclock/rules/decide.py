@@ -28,7 +28,8 @@
    listen, are dropped; a client that is alive renews its ticket in the old place. A kind that several ids can hold
    serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. An op visits
    at most VISITED tickets. A waiter for several names (span 0) is woken and never becomes the holder. While a name
-   rests (min_hold, `once`), the first waiter is notified of when that ends; if it leaves, the next one is.
+   rests (min_hold, `once`), the first waiter is notified of when that ends; if it leaves, or has entered, the next one
+   is.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
@@ -112,6 +113,7 @@ class Decision:
         self.has_listener = has_listener
         self.waiter = op.queueing.waiter or op.id
         self.order = 0
+        self.woken = 0  # so many tickets at the head of the queue were woken
         self.notices: list[Notice] = []
 
     # -- the verbs -----------------------------------------------------------------------------------------------
@@ -165,14 +167,14 @@ class Decision:
         mine = self._mine() is not None or self._marks_free()
         if mine:
             self._put(holds=self._holds_after(), marked=False)
-        first = bool(self.state.queue) and self.state.queue[0].id == op.id
+        first = all(ticket.id != op.id for ticket in self.state.queue[1:])  # of the queue, or not in it
         self._drop(op.id)
         fence = self.state.fence
         if mine and op.rest > 0:
             self._notify_of_rest(op.rest)
         elif self._may_serve():
             self._serve()
-        if first and not mine:
+        if first and not mine and self.op.queueing.serve:
             self._notify_of_rest(self._rests_for())
         if mine:
             self._enqueue()  # its ticket, whose place the hold took (rule 5)
@@ -267,6 +269,7 @@ class Decision:
         if any(polls(each.id) for each in self.state.holds if each not in before):
             for following in self.state.queue[len(entering) : len(entering) + 1]:
                 self._notify(following.id, following.number)
+        self.woken = len(entering)
         return can_enter
 
     def _serve_all(self, until: str, entering: list[Entry]) -> bool:
@@ -315,10 +318,19 @@ class Decision:
         return received
 
     def _notify_of_rest(self, seconds: float) -> None:
-        """Notify the first waiter of when the name will be free."""
-        if self.state.queue and seconds > 0:
-            head = self.state.queue[0]
-            self._notify(head.id, head.number, left=seconds)
+        """Notify the first waiter that cannot enter yet of when the name will be free. As in `_serve`, tickets that are
+        stale, or whose client does not listen, are dropped. A client that polls asks by itself."""
+        for _ in range(VISITED if seconds > 0 else 0):
+            if len(self.state.queue) == self.woken:
+                return
+            head = self.state.queue[self.woken]
+            if head.fresh <= self.now:
+                received: bool | None = False
+            else:
+                received = polls(head.id) or self._notify(head.id, head.number, left=seconds)
+            if received is not False:
+                return
+            self._drop(head.id)
 
     def _rests_for(self) -> float:
         """Seconds for which the name rests, or of several holds the one that ends first; 0.0: it does not."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock.protocol.acquisition import Acquisition
-from asynclock.protocol.holds import Several
+from asynclock.protocol.holds import HoldsOfName
 from asynclock.stores.port import Measured
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def counts(session: Session) -> Counts:
     """The counts of a session now."""
     holds: set[int] = set()
     for found in session.machine.holds.all():
-        if isinstance(found, Several):
+        if isinstance(found, HoldsOfName):
             holds.update(map(id, tuple(found.values())))
         else:
             holds.add(id(found))

@@ -61,7 +61,7 @@ def decided(
 ) -> tuple[Change, Grant | Refused | Undone]:
     """The states of the names of an op after it, its notices, and its answer. Raises WrongKind. Pure.
 
-    An undo whose names are in use as another kind by now leaves its tombstones there: the acquire that it undoes may
+    An undo leaves its tombstones also at names that are in use as another kind by now: the acquire that it undoes may
     arrive after that use has ended."""
     parts = parts_of(op)
     mine = [
@@ -69,9 +69,12 @@ def decided(
         for index, (part, state) in enumerate(zip(parts, states, strict=True))
         if op.verb is Verb.BREAK or _is_of(state.at(now), part.kind)
     ]
-    if not mine and op.verb is Verb.RELEASE and op.tombstone:
-        undone = [_undone(op, part, state.at(now), now) for part, state in zip(parts, states, strict=True)]
-        return Change(undone), Refused(None)
+    after = list(states)
+    if op.verb is Verb.RELEASE and op.tombstone:
+        for index in set(range(len(parts))) - set(mine):
+            after[index] = _undone(op, parts[index], states[index].at(now), now)
+        if not mine:
+            return Change(after), Refused(None)
     if not mine or (len(mine) < len(op.kind.parts) and op.verb is not Verb.RELEASE):
         raise WrongKind(f"{brief(op.name)} is in use as another kind")
     some, found = [parts[index] for index in mine], [states[index] for index in mine]
@@ -81,7 +84,6 @@ def decided(
     else:
         reply, part = decide(some[0].kind, found[0], op, now, has_listener), 0
         found, notices = [reply.state], reply.notices
-    after = list(states)
     for index, state in zip(mine, found, strict=True):
         after[index] = state
     return Change(after, notices), vote_of(reply, now, mine[part])

@@ -37,7 +37,7 @@ _AGAIN = (ANSWER_TIMEOUT, 60.0)
 """Seconds until a transaction that goes on is cancelled again: a driver may lose a cancel, and a rollback takes time.
 Doubled each time, up to the greatest."""
 
-_ASIDE = 1000
+_WITHOUT_PLACE = 1000
 """Transactions that run without a place, at most."""
 
 
@@ -124,7 +124,7 @@ class Job(Asked):
     """An op and its transaction."""
 
     __slots__ = (
-        "asked", "began", "begun", "cancels", "is_aside", "is_begun_earlier", "keys", "owner", "runner", "sent",
+        "asked", "began", "begun", "cancels", "has_no_place", "is_begun_earlier", "keys", "owner", "runner", "sent",
         "votes", "waits_for_store",
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ class Job(Asked):
         self.cancels = 0  # how often it was cancelled because it did not end
         self.began = math.inf  # when its transaction did, if that has a limit
         self.begun = False  # its task has had its first step
-        self.is_aside = False  # it takes no place (`leave_place`)
+        self.has_no_place = False  # it takes no place (`leave_place`)
         self.is_begun_earlier = False  # it ends in another turn of the loop than that in which it was sent
 
 
@@ -174,7 +174,7 @@ class Jobs:
         self._runners: set[asyncio.Task[None]] = set()
         self._begun: dict[Job, Begun] = {}  # those that need no task
         self._active = 0  # runners whose job has not ended, and takes a place
-        self._aside = 0  # those that take none
+        self._without_place = 0  # those that take none
         self._all_ended: asyncio.Event | None = None  # set when `_begun` is empty again
         self._closed = False
         self._limited = limited
@@ -328,7 +328,7 @@ class Jobs:
 
     def _ran(self, job: Job, began: float, error: Exception | None) -> None:
         self._is_over(job)
-        if job.op.verb is ACQUIRE and error is None:
+        if job.op.verb is ACQUIRE and error is None and not job.has_no_place:
             self.backlog.took(self._clock.now() - began)
         try:
             self._end(job, error)
@@ -346,15 +346,15 @@ class Jobs:
             self.backlog.begin_soon()
 
     def _leave_place(self, job: Job) -> None:
-        if not job.is_aside and self._aside < _ASIDE:
-            job.is_aside = True
+        if not job.has_no_place and self._without_place < _WITHOUT_PLACE:
+            job.has_no_place = True
             self._active -= 1
-            self._aside += 1
+            self._without_place += 1
             self.backlog.begin_soon()
 
     def _is_over(self, job: Job) -> None:
-        if job.is_aside:
-            self._aside -= 1
+        if job.has_no_place:
+            self._without_place -= 1
         else:
             self._active -= 1
         if self._limited:

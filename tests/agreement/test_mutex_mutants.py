@@ -107,8 +107,7 @@ EQUIVALENT = {
     ("      serving = '0'", ""),
     ("serving = '0'", "serving = '1'"),
     # of what is read the first alone is used
-    ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, 1)[1]"),
-    ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, -1)[1]"),
+    ("'ZRANGE', queue, woken, woken)[1]", "'ZRANGE', queue, woken, -1)[1]"),
     # a break and a peek have no ticket, and all tickets after the 64th are left out in any case
     ("id ~= ''", "waiter ~= ''"),
     ("'ZRANGE', queue, 0, 63)", "'ZRANGE', queue, 0, -1)"),

@@ -75,8 +75,6 @@ SHARED = NUMBERS | {
     # holds of one name are of one family, and the first alone is used
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, -1, -1)[1]"),
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, 0, 1)[1]"),
-    ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, 1)[1]"),
-    ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, -1)[1]"),
     ("'ZRANGE', queue, woken, woken)[1]", "'ZRANGE', queue, woken, -1)[1]"),
     # no command is refused for lack of memory where another has written before
     ("redis.pcall('ZADD', hold", "redis.call('ZADD', hold"),

@@ -102,6 +102,14 @@ SHARED: dict[str, list[Step]] = {
         *(acquire(lease=1_000), acquire(FIFTH, lease=5_000), tries(YOUNGER), tries(THIRD), grants(FIFTH, rest=3_000)),
         *(grants(YOUNGER), Pass(1_000), grants(THIRD), looks(YOUNGER)),
     ],
+    "two places rest": [
+        *(acquire(), acquire(FOURTH), tries(YOUNGER), tries(THIRD), grants(rest=1_000), grants(FOURTH, rest=2_000)),
+        *(Pass(1_000), calls(YOUNGER), grants(FIFTH), grants(FIFTH, serve=Serve.NOBODY), release(FIFTH)),
+    ],
+    "a waiter that may enter is before one that may not": [
+        *(acquire(), tries(FOURTH), tries(YOUNGER), tries(THIRD), grants(rest=1_000, serve=Serve.WAKE)),
+        *(grants(FOURTH, serve=Serve.WAKE), looks(THIRD)),
+    ],
     "all leave, and none has ended": [acquire(), acquire(THIRD, lease=500), grants(), Pass(500), acquire(YOUNGER)],
 }
 
@@ -206,6 +214,13 @@ OWN: dict[str, dict[str, Play]] = {
         **{f"{name}, of three": (THREE, steps) for name, steps in SHARED.items()},
         **{name: (world("s100/."), steps) for name, steps in crowds("s100/.").items()},
         "a stranger is broken only when asked": (THREE, stranger("s3/.")),
+        "a permit is free for one waiter, and rests for the next": (
+            THREE,
+            [
+                *(acquire(), acquire(FOURTH), looks(YOUNGER, serve=Serve.NOBODY), looks(THIRD, serve=Serve.NOBODY)),
+                *(looks(FIFTH, serve=Serve.NOBODY), grants(rest=1_000), grants(YOUNGER, serve=Serve.WAKE)),
+            ],
+        ),
         "a slot is taken once": (
             THREE,
             [acquire(SECOND_TRY), acquire(YOUNGER_TRY), acquire(THIRD_TRY), acquire(YOUNGER_TRY), extend(NOBODY)],

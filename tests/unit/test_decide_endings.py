@@ -117,6 +117,18 @@ def test_rule_8_a_first_waiter_that_leaves_a_rest_lets_the_next_one_know_its_end
     assert decide(kind, state, op, NOW).notices == told
 
 
+@pytest.mark.parametrize(("serve", "left"), [(Serve.WAKE, 3.0), (Serve.GRANT, 3.0), (Serve.NOBODY, None)])
+def test_rule_8_a_waiter_that_has_entered_lets_the_next_one_know_the_end_of_a_rest(
+    serve: Serve, left: float | None
+) -> None:
+    """By the release of an id that nobody has used."""
+    holds = (Entry(f"{RESTING_MARK}{READER[1:]}", NOW + 3), Entry("b" * 32 + "|r.17|", NOW + 9))
+    waiter = WAITER._replace(id=f"{OTHER[:33]}w.17|")
+    state = State(holds, queue=(waiter,), queue_ends=NOW + 8)
+    op = Op(Verb.RELEASE, READ, "name", "f" * 32 + "|r.17|", 10.0, 0, MEMORY, queueing=Queueing(serve))
+    assert [each.left for each in decide(READ, state, op, NOW).notices] == [each for each in (left,) if each]
+
+
 @pytest.mark.parametrize(
     ("known", "verdict", "holder", "fence"),
     [(OTHER, Verdict.YES, ME, NOW_US), (ME, Verdict.YES, ME, 100), (FOREIGN, Verdict.NO, FOREIGN, 100)],

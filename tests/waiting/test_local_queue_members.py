@@ -80,7 +80,7 @@ class Compared:
 
     def __init__(self) -> None:
         self.tenures: list[Any] = []
-        self.op = SimpleNamespace(id=secrets.token_hex(16))
+        self.op = SimpleNamespace(id=secrets.token_hex(16), kind=SimpleNamespace(shared=True))
 
     def __eq__(self, other: object) -> bool:
         type(self).compared += 1
@@ -138,7 +138,7 @@ def test_b11_an_acquire_compares_no_other_tasks() -> None:
     assert holds.number_of_task("name", tasks[7]) == 1
     some[8].tenures[0].task = tasks[7]
     hold = some[8]
-    holds.taken_over(hold)
+    holds.task_changed(hold)
     assert holds.number_of_task("name", tasks[7]) == 2
     assert holds.number_of_task("name", tasks[8]) == 0
     for each in some:

@@ -79,7 +79,7 @@ class Dialect:
 
     async def read(self, line: Line, names: Sequence[str], *, brief: bool = False) -> Read:
         """Lock the rows of these names, in their order, and read them. The clock is read once they are locked. `brief`:
-        for a release that failed before, which may meet the same lock again."""
+        it does not wait where another session has locked one."""
         del brief
         params: dict[str, Any] = {f"k{number}": name for number, name in enumerate(names)} | {"floor": FLOOR}
         found = await line.fetch(self._reading(len(names)), params)

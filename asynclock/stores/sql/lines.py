@@ -2,6 +2,7 @@
 
     CoreLine      any driver, through SQLAlchemy
     AsyncpgLine   asyncpg itself, below SQLAlchemy: a statement costs the client a third
+    MySQLCoreLine the same with the settings of MySQL and MariaDB
     AsyncmyLine   asyncmy itself, which can send several statements in one packet
 
 A line is in autocommit mode: transactions begin and end by statements.

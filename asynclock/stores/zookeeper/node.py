@@ -109,9 +109,7 @@ class ZooKeeperNode:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ops: set[asyncio.Task[None]] = set()  # those of `_tasks` that answer an op
         self._last_deadline = -math.inf
-        self._expiry = Expiry(
-            config.clock, self._contenders.get, lambda ended: self.spawn(partial(self._expire, ended))
-        )
+        self._expiry = Expiry(config.clock, self._contenders.get, self._end)
         self._forgetting = 0  # expired sessions of which not all contenders are forgotten
         self._reconnects: Timer | None = None
         self._up: asyncio.Event | None = None
@@ -416,7 +414,7 @@ class ZooKeeperNode:
         if not are_there or not contender.granted:
             await self._places.delete(contender)  # of several names, the others
             return Refused(None)
-        if asked.lease:
+        if asked.lease and self.error is None:  # else `_give_up` may have ended it since the nodes were read
             self.ends_at(contender, asked.handler.sent + asked.lease)
         return contender.czxid, False
 

@@ -55,7 +55,10 @@ redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 
 --@ part undo_of_another_kind
 -- The name is in use as another kind. The acquire that an undo is for may arrive after that use has ended.
-if verb == 'release' and ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
+if verb == 'release' and ARGV[7] == '1' then
+  redis.call('ZREM', queue, id)  -- first a write that no server refuses: then the next one works at the memory limit
+  redis.call('SET', undone, '', 'PX', lease)
+end
 
 --@ part goes_first
 -- For a peek of a fair attempt or a reader, after the kind's own text has defined no(rank, turn) and now: a fresh ticket
@@ -116,23 +119,28 @@ local function drop(who)
   if redis.call('ZREM', queue, who) == 1 then redis.call('HDEL', tickets, string.sub(who, 1, 32)) end
 end
 
-local function tell(index, left)  -- the waiter at this place of the queue
-  local who = redis.call('ZRANGE', queue, index, index)[1]
-  local ticket = who and redis.call('HGET', tickets, string.sub(who, 1, 32))
-  if ticket then notify(who, string.match(ticket, '%S+'), '0', left) end
+-- Notifies the first waiter that cannot enter yet of when the name will be free. A client that polls asks by itself.
+local function notify_of_rest(left)
+  for _ = 1, 512 do
+    local who = redis.call('ZRANGE', queue, woken, woken)[1]
+    if not who then return end
+    local its, fresh = string.match(redis.call('HGET', tickets, string.sub(who, 1, 32)) or '0 0', '(%S+) (%S+)')
+    if tonumber(fresh) > now and (string.sub(who, 33, 33) == '!' or notify(who, its, '0', left) ~= 0) then return end
+    drop(who)
+  end
 end
 
 local reply, turn, first
 if verb == 'release' then
-  if ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
   reply = held and {1, f} or no(-1)
-  first = not held and redis.call('ZRANGE', queue, 0, 0)[1] == id
+  first = serving ~= '0' and not held and (redis.call('ZRANK', queue, id) or 0) == 0  -- of the queue, or not in it
   drop(id)  -- first a write that no server refuses: then the next writes work at the memory limit
+  if ARGV[7] == '1' then redis.call('SET', undone, '', 'PX', lease) end
   local rest = ARGV[6] ~= '0' and string.match(ARGV[6], '%d+')
   if held then leave(id, rest) end
   if held and rest then
     serving = '0'
-    tell(0, rest)
+    notify_of_rest(rest)
   end
 elseif verb == 'break' then
   for _, each in ipairs(shared and redis.call('ZRANGE', hold, 0, -1) or {holder or nil}) do
@@ -189,13 +197,17 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   if received > 0 then served = served + 1 end
   if served == 64 then break end
 end
-if polled then tell(woken, '-1') end  -- the release of such a holder may notify nobody: the next waiter asks, and sees that
-if first then  -- it was told when the name will be free: tell the next waiter
+if polled then  -- the release of such a holder may notify nobody: the next waiter asks, and sees that
+  local head = redis.call('ZRANGE', queue, woken, woken)[1]
+  local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
+  if ticket then notify(head, string.match(ticket, '%S+'), '0', '-1') end
+end
+if first then  -- one waiter alone is notified of the end of a rest: now the next one is
   local left = 0
   if not shared and (holder == 'asynclock~resting' or holder == 'asynclock~done') then left = redis.call('PTTL', hold) end
   local soonest = shared and redis.call('ZRANGE', hold, 0, 0, 'WITHSCORES') or {}
   if string.sub(soonest[1] or '', 1, 1) == '~' then left = soonest[2] - now end
-  if left > 0 then tell(0, string.format('%.0f', left)) end
+  if left > 0 then notify_of_rest(string.format('%.0f', left)) end
 end
 
 if number and held and verb == 'release' then enqueue() end  -- its ticket, whose place the hold took
