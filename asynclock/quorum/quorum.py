@@ -159,7 +159,8 @@ class Quorum:
             errors |= {i: _silent(self.nodes[i], name) for i in unknown}
         if not errors:  # the answers came when the time was up, and before its task woke
             errors = {i: TimeoutError(f"{node.label} answered too late") for i, node in enumerate(self.nodes)}
-        return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name)
+        refused = ballot.no if len(errors) < len(self.nodes) - len(self.nodes) // 2 else 0
+        return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name, refused)
 
     def unavailable_nodes(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
         """The same error from the errors of these nodes, without a ballot."""
@@ -182,16 +183,18 @@ class Quorum:
         refusals = len(self.nodes) - len(self.nodes) // 2
         return self.unavailable_nodes(errors, "") if len(errors) >= refusals else None
 
-    def _outage(self, errors: dict[str, Exception], name: str) -> ConfigError | QuorumUnavailable:
-        """The error to raise: a ConfigError if a majority has errors that only the user can solve."""
+    def _outage(self, errors: dict[str, Exception], name: str, refused: int = 0) -> ConfigError | QuorumUnavailable:
+        """The error to raise: a ConfigError if a majority has errors that only the user can solve. `refused`: so many
+        other nodes have refused, without which the errors would not prevent a majority."""
         hopeless = [error for error in errors.values() if isinstance(error, ConfigError)]
         if len(hopeless) > len(self.nodes) // 2:
             raised = WrongKind if isinstance(hopeless[0], WrongKind) else ConfigError
             return raised(str(hopeless[0]), name=name)
         reasons = "; ".join(_reason(label, error) for label, error in errors.items())
         about = f"{brief(name)}: " if name else ""
+        beside = f", and {refused} refused" if refused else ""
         return QuorumUnavailable(
-            f"{about}{len(errors)} of {len(self.nodes)} nodes cast no vote: {reasons}", name=name, errors=errors
+            f"{about}{len(errors)} of {len(self.nodes)} nodes cast no vote{beside}: {reasons}", name=name, errors=errors
         )
 
 

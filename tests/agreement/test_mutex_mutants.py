@@ -72,6 +72,14 @@ EQUIVALENT = {
     ("redis.call('PTTL', queue) < lease", "redis.call('PTTL', queue) <= lease"),
     # two marks of `once` that end at the same time
     ("left > tonumber(rest)", "left >= tonumber(rest)"),
+    # an acquire brings no tombstone
+    ("if verb == 'release' and ARGV[7] == '1' then", "if  ARGV[7] == '1'  then"),
+    # any write serves as the first one
+    ("'ZREM', queue, id)", "'ZREM', queue, waiter)"),
+    # of a ticket that is lost, that it is not fresh is enough
+    ("'0 0', '(%S+) (%S+)'", "'0 1', '(%S+) (%S+)'"),
+    # the end of a rest in the last ms of it
+    ("return left > 0 and left", "return left > 1 and left"),
     # a key with 0 ms left has expired
     ("left < 0", "left <= 0"),
     ("left < 0", "left < 1"),

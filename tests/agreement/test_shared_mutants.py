@@ -65,6 +65,14 @@ NUMBERS = {
 SHARED = NUMBERS | {
     # a break has no ticket
     ("id ~= ''", "waiter ~= ''"),
+    # any write serves as the first one
+    ("'ZREM', queue, id)", "'ZREM', hold, id)"),
+    # of a ticket that is lost, that it is not fresh is enough
+    ("'0 0', '(%S+) (%S+)'", "'0 1', '(%S+) (%S+)'"),
+    # a later command finds the wrong type, too
+    ("  return first", ""),
+    ("redis.pcall('ZRANGE', hold, 0, 0)", "redis.pcall('ZRANGE', hold, -1, -1)"),
+    ("redis.pcall('ZRANGE', hold, 0, 0)", "redis.pcall('ZRANGE', hold, 0, 1)"),
     # an attempt that holds has returned before
     ("if number and held and verb == 'release' then", "if  number  and  held  then"),
     # of a mutex alone the value says that it rests
@@ -73,6 +81,7 @@ SHARED = NUMBERS | {
     # a name that rests begins with a character that counts as a digit
     ("'^~', '0'", "'^~', '1'"),
     # holds of one name are of one family, and the first alone is used
+    ("'ZRANGE', hold, 0, 0, 'WITHSCORES'", "'ZRANGE', hold, 0, 1, 'WITHSCORES'"),
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, -1, -1)[1]"),
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, 0, 1)[1]"),
     ("'ZRANGE', queue, woken, woken)[1]", "'ZRANGE', queue, woken, -1)[1]"),
@@ -145,7 +154,6 @@ EQUIVALENT = {
     },
     "semaphore": SHARED
     | {
-        ("'ZRANGE', hold, 0, 0, 'WITHSCORES'", "'ZRANGE', hold, 0, 1, 'WITHSCORES'"),
         # an acquire that can enter does, so each acquire that comes to the queue is refused
         ("verb == 'acquire' and not admits(id)", " verb == 'acquire' "),
         # a peek has no ticket

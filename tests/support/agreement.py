@@ -100,7 +100,7 @@ def assert_same_notices(notices: Sequence[Notice], published: Published, early: 
     expected = [(channel(notice.tag), notice_on_wire(notice)) for notice in notices]
     assert list(map(_without_rest, published)) == list(map(_without_rest, expected))
     for (_, found), (_, notice) in zip(published, expected, strict=True):
-        left, rest = (float(text.split()[3]) for text in (found, notice))
+        left, rest = (int(text.split()[3]) for text in (found, notice))
         assert (left == rest) if min(left, rest) < 0 else (rest - early <= left <= rest + late), (
             f"{found!r}, {notice!r}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from asynclock.rules.model import DONE, MARKS_FREE, RESTING, SERVED, Serve, Verb
+from asynclock.rules.model import DONE, MARKS_FREE, RESTING, SERVED, VISITED, Serve, Verb
 from tests.support.histories import (  # fmt: skip
     BREAK,
     ELDER,
@@ -392,6 +392,28 @@ SERVES: dict[str, list[Step]] = {
     ],
     "the first waiter leaves a name that is held": [
         *(acquire(), tries(YOUNGER), tries(THIRD), grants(YOUNGER), looks(THIRD)),
+    ],
+    "a stale waiter is not notified of a rest": [
+        *(acquire(), tries(YOUNGER, fresh=500), tries(THIRD), Pass(500), grants(rest=1_234), looks(FOURTH)),
+    ],
+    "a waiter that does not listen is not notified of a rest": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), Listen(YOUNGER, False), grants(rest=1_234), looks(FOURTH)),
+    ],
+    "a waiter that polls needs no notice of a rest": [
+        *(acquire(), tries(MUTE), Pass(1), tries(THIRD), grants(rest=1_234), looks(FOURTH)),
+    ],
+    "no notice of a rest is allowed": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), Permit(False), grants(rest=1_234), looks(FOURTH)),
+    ],
+    "an unknown id has the end of a rest told": [
+        *(acquire(), tries(YOUNGER), grants(rest=1_234), grants(THIRD), grants(THIRD, serve=Serve.WAKE)),
+        *(grants(THIRD, serve=Serve.NOBODY), Pass(1), tries(FOURTH), grants(THIRD, waiter=FOURTH)),
+    ],
+    "as many stale waiters as may be are before that of a rest": [
+        *(acquire(), tries(YOUNGER), crowd(VISITED - 1), grants(rest=1_234), looks(FOURTH)),
+    ],
+    "one too many is stale before that of a rest": [
+        *(acquire(), tries(YOUNGER), crowd(VISITED), grants(rest=1_234), looks(FOURTH)),
     ],
     "a holder that waits itself leaves a rest": [acquire(), looks(), tries(YOUNGER), grants(rest=500)],
     "a name that rests with nobody waiting": [acquire(), tries(YOUNGER), grants(YOUNGER), grants(rest=1_234)],

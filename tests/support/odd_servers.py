@@ -227,6 +227,22 @@ def wrong_type_is_reported(odd: Odd) -> None:
     assert (odd.published(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
 
 
+def an_undo_of_a_wrong_type_leaves_its_tombstone(odd: Odd) -> None:
+    """Its acquire may arrive when the list is gone; also where memory is short by then. A plain release leaves none."""
+    odd.cli.lpush(AT.hold, "somebody's")
+    undone = AT.undone + IDS[ELDER][:ID_LENGTH]
+    for verb, tombstone, ask in (
+        (Verb.RELEASE, False, odd.ask), (Verb.ACQUIRE, True, odd.ask), (Verb.RELEASE, True, odd.full),
+        (Verb.RELEASE, True, odd.ask),
+    ):  # fmt: skip
+        odd.cli.delete(undone)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            ask(verb, tombstone=tombstone)
+        assert odd.left(undone) == (20 if tombstone and verb is Verb.RELEASE else 0)
+    odd.cli.delete(AT.hold)
+    assert odd.ask(Verb.ACQUIRE, fence=7) == [-1]
+
+
 def any_type_is_broken_when_asked(odd: Odd) -> None:
     """A list goes only with the id of an operator who says so; then the waiter gets the name."""
     odd.cli.lpush(AT.hold, "somebody's")
@@ -270,6 +286,7 @@ def a_grant_without_end_is_none(odd: Odd) -> None:
 
 FOREIGN: list[Callable[[Odd], None]] = [
     wrong_type_is_reported,
+    an_undo_of_a_wrong_type_leaves_its_tombstone,
     any_type_is_broken_when_asked,
     a_huge_value_is_cut,
     nothing_is_broken,

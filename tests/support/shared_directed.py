@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from asynclock.rules.model import SERVED, Serve, Verb
+from asynclock.rules.model import SERVED, VISITED, Serve, Verb
 from tests.support.directed import DIRECTED, acquire, breaks, calls, extend, grants, heals, looks, release, tries
 from tests.support.directed_operators import OPERATORS, breaks_any, peek
 from tests.support.histories import ELDER, FOURTH, MUTE, NOBODY, SKEW, THIRD, YOUNGER, Ask, Foreign, Listen, Pass
@@ -79,6 +79,7 @@ def together(step: Step) -> Step:
 # -- their own ---------------------------------------------------------------------------------------------------------
 
 READERS, WRITERS = world("r."), world("w.")
+WRITERS_TOO = world("r. w. r. r. w. w. w. r. w.")  # the second and the sixth are writers
 MIXED = world("r. w. r. r. r. r. w. r. w.")  # the second is a writer
 THREE = world("s3/. s3/. s3/. s3/. s3/. s3/. s3/1. s3/0. s3/1.")  # attempts at slots
 MANY = world("f", "f", "r. w. r. r. r. r. w. r. w.")
@@ -124,6 +125,12 @@ def crowds(mode: str) -> dict[str, list[Step]]:
     """More waiters than can be served at once."""
     return {
         "one too many is stale": [acquire(), tries(YOUNGER), crowd(mode, SERVED), grants(), looks(THIRD)],
+        "as many are stale as may be before that of a rest": [
+            *(acquire(), tries(YOUNGER), crowd(mode, VISITED - 1), grants(rest=1_234), looks(THIRD)),
+        ],
+        "one too many is stale before that of a rest": [
+            *(acquire(), tries(YOUNGER), crowd(mode, VISITED), grants(rest=1_234), looks(THIRD)),
+        ],
         "a probe behind so many stale tickets": [
             acquire(),
             crowd(mode, SERVED),
@@ -149,6 +156,21 @@ OWN: dict[str, dict[str, Play]] = {
         **{name: (READERS, steps) for name, steps in (SHARED | crowds("r.")).items()},
         **{f"{name}, of writers": (WRITERS, steps) for name, steps in (SHARED | crowds("w.")).items()},
         "a stranger is broken only when asked": (READERS, stranger("r.")),
+        "two readers may enter beside a place that rests, and a writer may not": (
+            WRITERS_TOO,
+            [
+                *(acquire(), looks(YOUNGER, serve=Serve.NOBODY), looks(THIRD, serve=Serve.NOBODY), Pass(1)),
+                *(looks(FOURTH, serve=Serve.NOBODY), Pass(1), looks(FIFTH, serve=Serve.NOBODY)),
+                *(grants(rest=1_000), grants(YOUNGER, serve=Serve.WAKE)),
+            ],
+        ),
+        "a reader ends before a place that rests": (
+            WRITERS_TOO,
+            [
+                *(acquire(lease=1_000), acquire(THIRD), tries(YOUNGER), Pass(1), tries(FIFTH)),
+                *(grants(THIRD, rest=3_000), grants(YOUNGER)),
+            ],
+        ),
         "a writer that waits holds back readers": (
             MIXED,
             [acquire(), tries(YOUNGER), tries(THIRD), grants(), grants(YOUNGER), acquire(FIFTH), grants(THIRD)],
@@ -214,11 +236,19 @@ OWN: dict[str, dict[str, Play]] = {
         **{f"{name}, of three": (THREE, steps) for name, steps in SHARED.items()},
         **{name: (world("s100/."), steps) for name, steps in crowds("s100/.").items()},
         "a stranger is broken only when asked": (THREE, stranger("s3/.")),
-        "a permit is free for one waiter, and rests for the next": (
+        "a permit ends before a place that rests": (
+            world("s2/."),
+            [
+                *(acquire(lease=1_000), acquire(FOURTH), tries(YOUNGER), Pass(1), tries(THIRD)),
+                *(grants(FOURTH, rest=3_000), grants(YOUNGER)),
+            ],
+        ),
+        "permits are free for two waiters, and rest for the next": (
             THREE,
             [
-                *(acquire(), acquire(FOURTH), looks(YOUNGER, serve=Serve.NOBODY), looks(THIRD, serve=Serve.NOBODY)),
-                *(looks(FIFTH, serve=Serve.NOBODY), grants(rest=1_000), grants(YOUNGER, serve=Serve.WAKE)),
+                *(acquire(), looks(YOUNGER, serve=Serve.NOBODY), looks(THIRD, serve=Serve.NOBODY), Pass(1)),
+                *(looks(FOURTH, serve=Serve.NOBODY), Pass(1), looks(FIFTH, serve=Serve.NOBODY)),
+                *(grants(rest=1_000), grants(YOUNGER, serve=Serve.WAKE)),
             ],
         ),
         "a slot is taken once": (

@@ -77,6 +77,10 @@ class Odd:
         self.cli.zadd(AT[name].queue, {self.id(who, name): 1})
         self.cli.hset(AT[name].tickets, IDS[who][:ID_LENGTH], f"{number} {FAR} {ends} 1")
 
+    def holds_as(self, mode: str) -> None:
+        """Before: another id holds the first name as another kind."""
+        self.cli.zadd(AT[0].hold, {f"{IDS[YOUNGER][:33]}{mode}.17|rws:1|": FAR})
+
     def holders(self, name: int = 0) -> list[bytes]:
         found: Any = self.cli.zrange(AT[name].hold, 0, -1)
         return list(found)
@@ -220,6 +224,27 @@ def another_kind_is_reported(odd: Odd) -> None:
     assert odd.cli.zcard(AT[0].hold) == 2
 
 
+def an_undo_at_another_kind_leaves_its_tombstone(odd: Odd) -> None:
+    """Its acquire may arrive when that use has ended; also where memory is short by then. A plain release leaves
+    none."""
+    other = {"s": "r", "r": "s2/", "w": "s2/"}[odd.id(ELDER)[33]]
+    undone = AT[0].undone + IDS[ELDER][:ID_LENGTH]
+    for in_use in (lambda: odd.cli.set(AT[0].hold, "somebody's"), lambda: odd.holds_as(other)):
+        odd.stage.reset()
+        in_use()
+        for verb, tombstone, ask in (
+            (Verb.RELEASE, False, odd.ask), (Verb.ACQUIRE, True, odd.ask), (Verb.RELEASE, True, odd.full),
+            (Verb.RELEASE, True, odd.ask),
+        ):  # fmt: skip
+            odd.cli.delete(undone)
+            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                ask(verb, tombstone=tombstone)
+            expected = range(19_000, 20_001) if tombstone and verb is Verb.RELEASE else [-2]
+            assert odd.cli.pttl(undone) in expected
+        odd.cli.delete(AT[0].hold)
+        assert odd.ask(Verb.ACQUIRE, fence=7) == [-1]
+
+
 Promise = Callable[[Odd], None]
 
 ONE: list[Promise] = [
@@ -236,6 +261,7 @@ ONE: list[Promise] = [
     full_probe_grants_nothing,
     another_type_is_reported,
     another_kind_is_reported,
+    an_undo_at_another_kind_leaves_its_tombstone,
 ]
 
 

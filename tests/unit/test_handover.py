@@ -219,6 +219,20 @@ def test_a_node_without_the_hold_and_a_silent_one_do_not_refuse_an_adoption() ->
     assert tenure_of(adopting).held
 
 
+def test_the_error_of_an_adoption_counts_the_nodes_that_refused() -> None:
+    """The one that is out of reach would be no outage alone."""
+    found = Detached(3, missed=(2,))
+    found.taker.nodes[1].cut()
+    adopting = found.taker.adopt(found.tenure)
+    ends = found.clock.now() + found.taker.settings.patience + 1.0
+    while found.clock.now() < ends:
+        settle(found.taker)
+        found.clock.advance(0.1)
+    error = error_of(adopting)
+    assert isinstance(error, QuorumUnavailable)
+    assert "1 of 3 nodes cast no vote, and 1 refused: " in str(error)
+
+
 def test_a_node_without_the_hold_refuses_an_adoption_that_needs_it() -> None:
     """One of two nodes: no majority can grant it, whatever the other one says."""
     found = Detached(2)

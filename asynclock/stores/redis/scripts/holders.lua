@@ -55,6 +55,11 @@ local function leave(who, rest)
   redis.call('ZREM', hold, who)
   if rest then grant('~' .. string.sub(who, 2), now + rest) end
 end
+
+local function rests_for()
+  local soonest = redis.call('ZRANGE', hold, 0, 0, 'WITHSCORES')
+  return string.sub(soonest[1] or '', 1, 1) == '~' and string.format('%.0f', soonest[2] - now)
+end
 --@ join serve
 
 --@ part enter

@@ -36,7 +36,7 @@ if not enter then
   if verb == 'extend' or verb == 'adopt' then return no(-1) end
   if verb == 'break' and id ~= '' and not holder and redis.call('EXISTS', hold) == 1 then holder = '' end  -- any type
   local other = not holder and redis.pcall('GET', hold)
-  if other and other.err then  -- a key of another type: WRONGTYPE
+  if other then  -- a key of another type: WRONGTYPE
     --@ join undo_of_another_kind
     return other
   end
@@ -67,6 +67,11 @@ if not enter then
       holder = false
       redis.call('DEL', hold)
     end
+  end
+
+  local function rests_for()
+    local left = (holder == 'asynclock~resting' or holder == 'asynclock~done') and redis.call('PTTL', hold) or 0
+    return left > 0 and left
   end
   --@ join serve
 end

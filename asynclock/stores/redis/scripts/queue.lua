@@ -115,6 +115,7 @@ end
 -- Before this part, the kind's own text defines:
 --   grant(id, ends)  makes the id a holder; false if the server refuses that
 --   leave(id, rest)  ends its hold; with a rest in ms its place stays taken for so long
+--   rests_for()      the ms for which the name rests, of several places the first; nil or false: it does not
 local function drop(who)
   if redis.call('ZREM', queue, who) == 1 then redis.call('HDEL', tickets, string.sub(who, 1, 32)) end
 end
@@ -202,13 +203,8 @@ if polled then  -- the release of such a holder may notify nobody: the next wait
   local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
   if ticket then notify(head, string.match(ticket, '%S+'), '0', '-1') end
 end
-if first then  -- one waiter alone is notified of the end of a rest: now the next one is
-  local left = 0
-  if not shared and (holder == 'asynclock~resting' or holder == 'asynclock~done') then left = redis.call('PTTL', hold) end
-  local soonest = shared and redis.call('ZRANGE', hold, 0, 0, 'WITHSCORES') or {}
-  if string.sub(soonest[1] or '', 1, 1) == '~' then left = soonest[2] - now end
-  if left > 0 then notify_of_rest(string.format('%.0f', left)) end
-end
+local left = first and rests_for()  -- one waiter alone is notified of the end of a rest: now the next one is
+if left then notify_of_rest(left) end
 
 if number and held and verb == 'release' then enqueue() end  -- its ticket, whose place the hold took
 if reply then return reply end
