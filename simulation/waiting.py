@@ -169,9 +169,10 @@ class Waiting:
 
     def _may_be_answered(self, wait: Wait) -> bool:
         """Whether its time was enough for the slowest answer, with that of each node and of the last question. The
-        connections of an idle client may have ended in an earlier fault: its first op finds that out."""
+        connections of an idle client may have ended in an earlier fault: its first op finds that out. Of a reentrant
+        lock a task asks when another task of its owner has given up: perhaps just before the end of its own time."""
         within, timeout = wait.client.within(wait.lock.settings), wait.job.timeout
-        if timeout is not None and wait.heard < self._calm.since(self._world.schedule.now):
+        if timeout is not None and (wait.heard < self._calm.since(self._world.schedule.now) or wait.lock.reentrant):
             return False
         return self._calm.slowest + _TICK <= (min(timeout / 2, within, _RECENT) if timeout else within)
 
