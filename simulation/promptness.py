@@ -6,14 +6,14 @@ import math
 from itertools import product
 from typing import TYPE_CHECKING
 
-from asynclock.rules.model import State
+from asynclock.rules.model import VISITED, State
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import wants
 from simulation.calm import SINCE, has_no_majority
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from asynclock.rules.model import Entry, Part
     from simulation.plan import LockPlan
@@ -38,8 +38,11 @@ class Promptness:
         self._world = world
         self._calm = world.calm
         self._entered_at: dict[str, float] = {}
-        self._uneven = _uneven(world.plan.locks)
-        self._polls = bool(world.plan.mute or world.plan.deaf)
+        self._uneven = _uneven([job.lock for job in world.plan.jobs])
+        self._deaf = {slot for slot, _ in world.plan.deaf}
+        self._crowded = len(world.plan.jobs) > VISITED
+        resting = (job.lock for job in world.plan.jobs if job.lock.settings.min_hold)
+        self._resting = {part.name for lock in resting for part in lock.parts if part.kind.shared}
 
     def entered(self, lock: LockPlan) -> None:
         """A program has got a tenure."""
@@ -80,8 +83,9 @@ class Promptness:
         names = {part.name for wait in waiting for part in wait.lock.parts} if calm <= now else set[str]()
         holds = {name: self._holds(name) for name in names - self._uneven}
         writers = {part.name for wait in waiting for part in wait.lock.parts if part.kind.letter == WRITE.letter}
+        polls = bool(self._world.plan.mute) or any(wait.client.slot in self._deaf for wait in waiting)
         for wait in waiting:
-            watched = all(part.name in holds for part in wait.lock.parts) and not (self._polls and wait.lock.kind.parts)
+            watched = all(part.name in holds for part in wait.lock.parts) and not (polls and wait.lock.kind.parts)
             if not watched or has_no_majority(wait.client) or not _may_enter(wait.lock.parts, holds, writers):
                 wait.free_since = math.inf
                 continue
@@ -90,8 +94,14 @@ class Promptness:
                 wait.free_since = math.inf  # someone has entered, and left, since the last look
             wait.free_since = min(wait.free_since, now)
             since = max(wait.free_since, wait.began + SINCE, calm)
-            if now - since > self._calm.within and wait.client in self._world.live():
+            if now - since > self._calm.within + self._renewal(wait) and wait.client in self._world.live():
                 self._world.judge.fail("served late", f"{wait.lock.name} is free since {since:.6f}, and {wait} waits")
+
+    def _renewal(self, wait: Wait) -> float:
+        """Seconds until its waiter asks in any case, where no more is promised: behind more tickets of the dead than
+        one op visits, and of readers and permits over several nodes where the name rests (docs/evidence.md)."""
+        rests = len(self._world.servers) > 1 and any(part.name in self._resting for part in wait.lock.parts)
+        return wait.lock.settings.lease / 3 if rests or self._crowded else 0.0
 
     def _holds(self, name: str) -> list[tuple[Entry, ...]]:
         """At each server."""
@@ -99,7 +109,7 @@ class Promptness:
         return [server.states.get(name, _EMPTY).at(server.now()).holds for server in servers]
 
 
-def _uneven(locks: Iterable[LockPlan]) -> set[str]:
+def _uneven(locks: Sequence[LockPlan]) -> set[str]:
     """The names of semaphores with several numbers of permits."""
     numbers: dict[str, set[int]] = {}
     for lock in locks:

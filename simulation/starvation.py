@@ -7,6 +7,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock.rules.model import CLOCK_SKEW
+from asynclock.rules.rwlock import WRITE
+from asynclock.rules.semaphore import SEMAPHORE
 
 if TYPE_CHECKING:
     from simulation.clients import Client
@@ -21,6 +23,9 @@ LEAST = 5.0
 """Seconds that a waiter may always wait."""
 
 
+_BARGING = WRITE.letter, SEMAPHORE.letter
+
+
 class _Wait(NamedTuple):
     """A job waits for its lock."""
 
@@ -29,14 +34,21 @@ class _Wait(NamedTuple):
     since: float
 
 
+class _Present(NamedTuple):
+    """A job that wants a name, or has it."""
+
+    until: float  # when others are free to enter; inf: it waits or has it
+    seconds: float  # that its tenure takes
+    barges: bool  # over several nodes it may enter before the tickets of others
+
+
 class Starvation:
     """Watches the waiters without a timeout."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._waits: dict[tuple[Client, int], _Wait] = {}
-        self._present: dict[str, dict[tuple[Client, int], tuple[float, float]]] = {}
-        """Name -> job -> until when it keeps others waiting (inf: it waits or has it), and what its tenure takes."""
+        self._present: dict[str, dict[tuple[Client, int], _Present]] = {}  # by the name and the job
         plan = world.plan
         clocks = [min(max(each.wall_offset, -CLOCK_SKEW), CLOCK_SKEW) for each in plan.clients]
         self._skew = max(clocks) - min(clocks) + 0.1 if len(plan.nodes) > 1 else 0.0
@@ -47,7 +59,8 @@ class Starvation:
         """A job waits for its lock."""
         key, now = (client, job.number), self._world.schedule.now
         for part in job.lock.parts:
-            self._present.setdefault(part.name, {})[key] = math.inf, _seconds(job, self._world.plan)
+            present = self._present.setdefault(part.name, {})
+            present[key] = _Present(math.inf, _seconds(job, self._world.plan), part.kind.letter in _BARGING)
         if job.timeout is None and not job.lock.kind.parts and client.slot not in self._polls:
             self._waits.setdefault(key, _Wait(job, client, now))
 
@@ -63,8 +76,8 @@ class Starvation:
         for part in job.lock.parts:
             present = self._present.get(part.name, {})
             if key in present:
-                seconds = present[key][1]
-                present[key] = self._world.schedule.now + seconds, seconds
+                known = present[key]
+                present[key] = known._replace(until=self._world.schedule.now + known.seconds)
 
     def look(self) -> None:
         """At the waiters of each name that wait for the longest."""
@@ -76,7 +89,7 @@ class Starvation:
 
     def _check(self, wait: _Wait) -> None:
         waited = self._world.schedule.now - wait.since
-        if waited <= LEAST:
+        if waited <= LEAST or self._is_overtaken(wait):
             return
         most = self._most(wait)
         self.worst = max(self.worst, waited / most)
@@ -84,11 +97,18 @@ class Starvation:
             about = f"job {wait.job.number} of {wait.client.name}, {waited:.3f} s for {wait.job.lock.name}"
             self._world.judge.fail("starved", f"{about}, where {most:.3f} s were enough")
 
+    def _is_overtaken(self, wait: _Wait) -> bool:
+        """Whether docs/safety.md bounds no such wait: over several nodes a writer or a permit of another client enters
+        before the tickets."""
+        others = ((key, each) for key, each in self._present[wait.job.lock.name].items() if each.until >= wait.since)
+        return len(self._world.servers) > 1 and any(each.barges and key[0] is not wait.client for key, each in others)
+
     def _most(self, wait: _Wait) -> float:
         """The seconds for which it may wait."""
         plan, now = self._world.plan, self._world.schedule.now
-        present = self._present[wait.job.lock.name].values()
-        work = sum(seconds for until, seconds in present if until >= wait.since)
+        own = wait.client, wait.job.number
+        present = self._present[wait.job.lock.name].items()
+        work = sum(each.seconds for key, each in present if each.until >= wait.since and key != own)
         troubles = sum(_trouble(each, plan) for each in plan.faults if _matters(each, plan, wait.since, now))
         return LEAST + self._skew + TURNS * work + troubles
 

@@ -172,7 +172,9 @@ class Waiting:
         connections of an idle client may have ended in an earlier fault: its first op finds that out. Of a reentrant
         lock a task asks when another task of its owner has given up: perhaps just before the end of its own time."""
         within, timeout = wait.client.within(wait.lock.settings), wait.job.timeout
-        if timeout is not None and (wait.heard < self._calm.since(self._world.schedule.now) or wait.lock.reentrant):
+        if timeout is not None and (
+            wait.heard < self._calm.since(self._world.schedule.now) or (wait.lock.reentrant and wait.beside)
+        ):
             return False
         return self._calm.slowest + _TICK <= (min(timeout / 2, within, _RECENT) if timeout else within)
 

@@ -326,10 +326,12 @@ def _holder_here(session: Session, names: Iterable[str], id: str) -> Holder | No
     """The holder of one of these names in this process, if there is one; with an `id`, only the hold of that id."""
     now, wall = session.clock.now(), session.clock.wall()
     for name in names:
-        holds = session.machine.holds
-        known = holds.with_id(name, id[:ID_LENGTH])
-        for hold in holds.of(name) if not id else () if known is None else (known,):
-            for tenure in hold.tenures if hold.op.id == id or not id else ():
+        holds = session.machine.holds.of(name)
+        if id:
+            known = session.machine.holds.with_id(name, id[:ID_LENGTH])
+            holds = () if known is None or known.op.id != id else (known,)
+        for hold in holds:
+            for tenure in hold.tenures:
                 if tenure.held:
                     note = note_of(hold.op.id)
                     since, metadata = wall - tenure.held_for, tenure.terms.settings.metadata

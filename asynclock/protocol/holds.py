@@ -118,7 +118,9 @@ class Holds:
         began = self.core.spent()
         while left:
             found = left.pop()
-            for hold in tuple(found.values()) if isinstance(found, HoldsOfName) else (found,):
+            holds = list(found.values())[::-1] if isinstance(found, HoldsOfName) else [found]
+            while holds:
+                hold = holds.pop()
                 if not hold.over:
                     yield hold
                 if self.core.spent() - began > SLICE:

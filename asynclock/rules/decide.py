@@ -28,8 +28,9 @@
    listen, are dropped; a client that is alive renews its ticket in the old place. A kind that several ids can hold
    serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. An op visits
    at most VISITED tickets. A waiter for several names (span 0) is woken and never becomes the holder. While a name
-   rests (min_hold, `once`), the first waiter is notified of when that ends; if it leaves, or has entered, the next one
-   is.
+   rests (min_hold, `once`), the first waiter is notified of when that ends: by the release that begins it, and by one
+   that leaves only rests; by the first waiter, if it leaves; and by a waiter that has entered, which sends the release
+   of an id that nobody has used.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
@@ -167,14 +168,15 @@ class Decision:
         mine = self._mine() is not None or self._marks_free()
         if mine:
             self._put(holds=self._holds_after(), marked=False)
-        first = all(ticket.id != op.id for ticket in self.state.queue[1:])  # of the queue, or not in it
+        first = [ticket.id for ticket in self.state.queue[:1]] == [op.id]
+        waited = any(ticket.id == op.id for ticket in self.state.queue)
         self._drop(op.id)
         fence = self.state.fence
         if mine and op.rest > 0:
             self._notify_of_rest(op.rest)
         elif self._may_serve():
             self._serve()
-        if first and not mine and self.op.queueing.serve:
+        if op.rest <= 0 and (mine or first or (op.queueing.serve and not waited)):
             self._notify_of_rest(self._rests_for())
         if mine:
             self._enqueue()  # its ticket, whose place the hold took (rule 5)
@@ -292,11 +294,13 @@ class Decision:
                 self._drop(head.id)
                 continue
             served += 1
-            if received is None or not self.kind.shared or served == SERVED:
+            if received is None or not self.kind.shared:
                 return False
             if wakes:
                 entering.append(Entry(head.id, head.ends))
                 woken += 1
+            if served == SERVED:
+                return False
         return False
 
     def _wake(self, head: Ticket, last: bool) -> bool | None:
@@ -318,19 +322,19 @@ class Decision:
         return received
 
     def _notify_of_rest(self, seconds: float) -> None:
-        """Notify the first waiter that cannot enter yet of when the name will be free. As in `_serve`, tickets that are
-        stale, or whose client does not listen, are dropped. A client that polls asks by itself."""
+        """Notify the first waiter that was not woken now of when the name will be free. As in `_serve`, tickets that
+        are stale, or whose client does not listen, are dropped. A client that polls asks by itself."""
+        index = self.woken
         for _ in range(VISITED if seconds > 0 else 0):
-            if len(self.state.queue) == self.woken:
+            if len(self.state.queue) == index:
                 return
-            head = self.state.queue[self.woken]
-            if head.fresh <= self.now:
-                received: bool | None = False
+            head = self.state.queue[index]
+            if head.fresh > self.now and polls(head.id):
+                index += 1
+            elif head.fresh > self.now and self._notify(head.id, head.number, left=seconds) is not False:
+                return
             else:
-                received = polls(head.id) or self._notify(head.id, head.number, left=seconds)
-            if received is not False:
-                return
-            self._drop(head.id)
+                self._drop(head.id)
 
     def _rests_for(self) -> float:
         """Seconds for which the name rests, or of several holds the one that ends first; 0.0: it does not."""

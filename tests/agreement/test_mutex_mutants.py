@@ -79,7 +79,13 @@ EQUIVALENT = {
     # of a ticket that is lost, that it is not fresh is enough
     ("'0 0', '(%S+) (%S+)'", "'0 1', '(%S+) (%S+)'"),
     # the end of a rest in the last ms of it
-    ("return left > 0 and left", "return left > 1 and left"),
+    ("return left > 0 and", "return left > 1 and"),
+    ("string.format('%.0f', left)", "left"),
+    ("string.format('%.0f', left)", "string.format('%s', left)"),
+    # a waiter for a mutex that was woken finds it free
+    ("local index = woken", "local index = 0"),
+    # of a mutex that is released without a rest no place rests
+    ("(held or place == 0", "(adopted or place == 0"),
     # a key with 0 ms left has expired
     ("left < 0", "left <= 0"),
     ("left < 0", "left < 1"),
@@ -115,7 +121,7 @@ EQUIVALENT = {
     ("      serving = '0'", ""),
     ("serving = '0'", "serving = '1'"),
     # of what is read the first alone is used
-    ("'ZRANGE', queue, woken, woken)[1]", "'ZRANGE', queue, woken, -1)[1]"),
+    ("'ZRANGE', queue, index, index)[1]", "'ZRANGE', queue, index, -1)[1]"),
     # a break and a peek have no ticket, and all tickets after the 64th are left out in any case
     ("id ~= ''", "waiter ~= ''"),
     ("'ZRANGE', queue, 0, 63)", "'ZRANGE', queue, 0, -1)"),

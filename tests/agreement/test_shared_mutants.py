@@ -65,6 +65,7 @@ NUMBERS = {
 SHARED = NUMBERS | {
     # a break has no ticket
     ("id ~= ''", "waiter ~= ''"),
+    ("'ZRANGE', queue, index, index)[1]", "'ZRANGE', queue, index, -1)[1]"),
     # any write serves as the first one
     ("'ZREM', queue, id)", "'ZREM', hold, id)"),
     # of a ticket that is lost, that it is not fresh is enough

@@ -402,6 +402,9 @@ SERVES: dict[str, list[Step]] = {
     "a waiter that polls needs no notice of a rest": [
         *(acquire(), tries(MUTE), Pass(1), tries(THIRD), grants(rest=1_234), looks(FOURTH)),
     ],
+    "a stale waiter that polls is not waited for": [
+        *(acquire(), tries(MUTE, fresh=500), Pass(1), tries(THIRD), Pass(499), grants(rest=1_234), looks(FOURTH)),
+    ],
     "no notice of a rest is allowed": [
         *(acquire(), tries(YOUNGER), tries(THIRD), Permit(False), grants(rest=1_234), looks(FOURTH)),
     ],

@@ -147,6 +147,9 @@ def crowds(mode: str) -> dict[str, list[Step]]:
         "a peek of the server behind so many": [acquire(), crowd(mode, SERVED), peek(FIFTH), release(), peek(FIFTH)],
         "as many as allowed are granted": [acquire(), one_clients_crowd(mode, SERVED + 1), grants(), looks(YOUNGER)],
         "as many as allowed are notified": [acquire(), one_clients_crowd(mode, SERVED + 1), calls(), looks(YOUNGER)],
+        "as many as allowed are notified beside a rest": [
+            *(acquire(), one_clients_crowd(mode, SERVED + 1), grants(rest=1_000), calls(YOUNGER)),
+        ],
         "one fewer": [acquire(), one_clients_crowd(mode, SERVED - 1), calls(), grants(YOUNGER)],
     }
 
@@ -162,6 +165,20 @@ OWN: dict[str, dict[str, Play]] = {
                 *(acquire(), looks(YOUNGER, serve=Serve.NOBODY), looks(THIRD, serve=Serve.NOBODY), Pass(1)),
                 *(looks(FOURTH, serve=Serve.NOBODY), Pass(1), looks(FIFTH, serve=Serve.NOBODY)),
                 *(grants(rest=1_000), grants(YOUNGER, serve=Serve.WAKE)),
+            ],
+        ),
+        "the last reader leaves a place that rests": (
+            MIXED,
+            [
+                *(
+                    acquire(),
+                    acquire(THIRD),
+                    tries(YOUNGER),
+                    grants(THIRD, rest=3_000),
+                    grants(),
+                    Pass(3_000),
+                    looks(FIFTH),
+                )
             ],
         ),
         "a reader ends before a place that rests": (
@@ -236,6 +253,13 @@ OWN: dict[str, dict[str, Play]] = {
         **{f"{name}, of three": (THREE, steps) for name, steps in SHARED.items()},
         **{name: (world("s100/."), steps) for name, steps in crowds("s100/.").items()},
         "a stranger is broken only when asked": (THREE, stranger("s3/.")),
+        "the last permit leaves a place that rests": (
+            world("s2/."),
+            [
+                *(acquire(), acquire(FOURTH), tries(YOUNGER), Pass(1), tries(THIRD)),
+                *(grants(FOURTH, rest=3_000), grants(), Pass(3_000), looks(FIFTH)),
+            ],
+        ),
         "a permit ends before a place that rests": (
             world("s2/."),
             [

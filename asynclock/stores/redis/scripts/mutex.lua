@@ -71,7 +71,7 @@ if not enter then
 
   local function rests_for()
     local left = (holder == 'asynclock~resting' or holder == 'asynclock~done') and redis.call('PTTL', hold) or 0
-    return left > 0 and left
+    return left > 0 and string.format('%.0f', left)
   end
   --@ join serve
 end

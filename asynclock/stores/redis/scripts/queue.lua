@@ -120,21 +120,29 @@ local function drop(who)
   if redis.call('ZREM', queue, who) == 1 then redis.call('HDEL', tickets, string.sub(who, 1, 32)) end
 end
 
--- Notifies the first waiter that cannot enter yet of when the name will be free. A client that polls asks by itself.
+-- Notifies the first waiter that was not woken now of when the name will be free. A client that polls asks by itself.
 local function notify_of_rest(left)
+  local index = woken
   for _ = 1, 512 do
-    local who = redis.call('ZRANGE', queue, woken, woken)[1]
+    local who = redis.call('ZRANGE', queue, index, index)[1]
     if not who then return end
     local its, fresh = string.match(redis.call('HGET', tickets, string.sub(who, 1, 32)) or '0 0', '(%S+) (%S+)')
-    if tonumber(fresh) > now and (string.sub(who, 33, 33) == '!' or notify(who, its, '0', left) ~= 0) then return end
-    drop(who)
+    if tonumber(fresh) > now and string.sub(who, 33, 33) == '!' then
+      index = index + 1
+    elseif tonumber(fresh) > now and notify(who, its, '0', left) ~= 0 then
+      return
+    else
+      drop(who)
+    end
   end
 end
 
-local reply, turn, first
+local reply, turn, tells
 if verb == 'release' then
   reply = held and {1, f} or no(-1)
-  first = serving ~= '0' and not held and (redis.call('ZRANK', queue, id) or 0) == 0  -- of the queue, or not in it
+  local place = redis.call('ZRANK', queue, id)
+  -- It leaves only rests, or is the first waiter, or comes from a waiter that has entered.
+  tells = ARGV[6] == '0' and (held or place == 0 or serving ~= '0' and not place)
   drop(id)  -- first a write that no server refuses: then the next writes work at the memory limit
   if ARGV[7] == '1' then redis.call('SET', undone, '', 'PX', lease) end
   local rest = ARGV[6] ~= '0' and string.match(ARGV[6], '%d+')
@@ -203,7 +211,7 @@ if polled then  -- the release of such a holder may notify nobody: the next wait
   local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
   if ticket then notify(head, string.match(ticket, '%S+'), '0', '-1') end
 end
-local left = first and rests_for()  -- one waiter alone is notified of the end of a rest: now the next one is
+local left = tells and rests_for()  -- one waiter alone is notified of the end of a rest: now the next one is
 if left then notify_of_rest(left) end
 
 if number and held and verb == 'release' then enqueue() end  -- its ticket, whose place the hold took
