@@ -175,7 +175,7 @@ OWN: dict[str, dict[str, Play]] = {
                     acquire(THIRD),
                     tries(YOUNGER),
                     grants(THIRD, rest=3_000),
-                    grants(),
+                    grants(serve=Serve.NOBODY),
                     Pass(3_000),
                     looks(FIFTH),
                 )
@@ -257,7 +257,7 @@ OWN: dict[str, dict[str, Play]] = {
             world("s2/."),
             [
                 *(acquire(), acquire(FOURTH), tries(YOUNGER), Pass(1), tries(THIRD)),
-                *(grants(FOURTH, rest=3_000), grants(), Pass(3_000), looks(FIFTH)),
+                *(grants(FOURTH, rest=3_000), grants(serve=Serve.NOBODY), Pass(3_000), looks(FIFTH)),
             ],
         ),
         "a permit ends before a place that rests": (
