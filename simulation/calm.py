@@ -1,5 +1,5 @@
-"""When nothing goes wrong: the times of a run that no fault of its plan can have changed. And when and for which names
-what docs/safety.md assumes holds."""
+"""The times of a run in which nothing goes wrong; and when, and for which names, the assumptions of docs/safety.md
+hold."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LOST_TOKENS = 20.0
 
 
 class Calm:
-    """A fault has an effect for longer than it lasts: a ticket of a client that is gone, or a hold that a server could
-    not be told to release, delays the waiters until it expires."""
+    """When nothing goes wrong. Most faults have an effect for longer than they last: a hold that a server could not be
+    told to release delays the waiters until it expires."""
 
     def __init__(self, plan: Plan) -> None:
         self.within = _WITHIN + _TRIPS * plan.delay  # seconds for what clients do without a fault
@@ -83,7 +83,8 @@ def _after(fault: Fault, plan: Plan) -> float:
 
 
 def has_no_majority(client: Client, for_the_last: float = SINCE) -> bool:
-    """An idle client learns of restarts with its next op, and waits for max_lease from then. A node that votes again
-    gets a waiter's ticket with its next round."""
+    """Whether no majority of the nodes has cast votes for this client all the time, for so many seconds until now. An
+    idle client learns of restarts with its next op, and waits for max_lease from then. A node that votes again gets a
+    waiter's ticket with its next round."""
     since = client.clock.now() - for_the_last
     return 2 * len([node for node in client.nodes if node.votes_since > since]) >= len(client.nodes)

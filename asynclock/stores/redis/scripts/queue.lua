@@ -141,7 +141,7 @@ local reply, turn, tells
 if verb == 'release' then
   reply = held and {1, f} or no(-1)
   local place = redis.call('ZRANK', queue, id)
-  -- It leaves only rests, or is the first waiter, or comes from a waiter that has entered.
+  -- It may leave only rests, or the first waiter leaves, or a waiter that has entered sends the release of an unused id.
   tells = ARGV[6] == '0' and (held or place == 0 or serving ~= '0' and not place)
   drop(id)  -- first a write that no server refuses: then the next writes work at the memory limit
   if ARGV[7] == '1' then redis.call('SET', undone, '', 'PX', lease) end
