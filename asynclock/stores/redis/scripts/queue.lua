@@ -137,12 +137,12 @@ local function notify_of_rest(left)
   end
 end
 
-local reply, turn, tells
+local reply, turn, may_rest
 if verb == 'release' then
   reply = held and {1, f} or no(-1)
   local place = redis.call('ZRANK', queue, id)
   -- It may leave only rests, or the first waiter leaves, or a waiter that has entered sends the release of an unused id.
-  tells = ARGV[6] == '0' and (held or place == 0 or serving ~= '0' and not place)
+  may_rest = ARGV[6] == '0' and (held or place == 0 or serving ~= '0' and not place)
   drop(id)  -- first a write that no server refuses: then the next writes work at the memory limit
   if ARGV[7] == '1' then redis.call('SET', undone, '', 'PX', lease) end
   local rest = ARGV[6] ~= '0' and string.match(ARGV[6], '%d+')
@@ -211,7 +211,7 @@ if polled then  -- the release of such a holder may notify nobody: the next wait
   local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
   if ticket then notify(head, string.match(ticket, '%S+'), '0', '-1') end
 end
-local left = tells and rests_for()  -- one waiter alone is notified of the end of a rest: now the next one is
+local left = may_rest and rests_for()  -- one waiter alone is notified of the end of a rest: now the next one is
 if left then notify_of_rest(left) end
 
 if number and held and verb == 'release' then enqueue() end  -- its ticket, whose place the hold took
