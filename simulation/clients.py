@@ -306,6 +306,7 @@ class Client:
         self.world.histories.left(stay, tenure)
         if job.ends_by == "drop":
             self.world.judge.dropped(tenure)
+            self.world.promptness.left(job.lock)
         elif job.ends_by == "detach" and tenure.held:
             await self._detach(job, tenure, entered)
         else:
@@ -377,6 +378,7 @@ class Client:
         self.world.called(self.name, f"job {job.number} detaches {job.lock.name}")
         self.world.judge.detached(tenure)
         hold.detach(tenure)
+        self.world.promptness.left(job.lock)
         handle = handle_of(hold.op, hold.last_fence)
         self.world.handovers.detached(handle)
         self.world.detached(job, handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from asynclock.protocol.planner import COLLISIONS
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, parts_of
 from asynclock.rules.rwlock import READ
 from simulation.calm import has_no_majority
@@ -113,7 +114,9 @@ class Waiting:
         now, within = client.clock.now(), client.within(wait.lock.settings)
         resumed = now - client.clock.rate * (self._world.schedule.now - client.loop.runs_since)
         since = max(wait.called + timeout, resumed)
-        most = (2 if resumed > wait.called else 1) * within if timeout else 3 * within + client.settings.connect_timeout
+        rounds = 3 + COLLISIONS * any(part.kind.slots for part in wait.lock.parts)
+        last = rounds * within + client.settings.connect_timeout
+        most = (2 if resumed > wait.called else 1) * within if timeout else last
         if now > since + most + _TICK:
             about = f"{wait} of {wait.lock.name}: {now - wait.called:.3f} s (timeout={timeout:g})"
             self._world.judge.fail("an acquire ended late", about)
