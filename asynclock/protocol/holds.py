@@ -170,12 +170,12 @@ class Holds:
             known = self._by_name.get(name)
             if known is None:
                 self._by_name[name] = hold
-            else:
-                if not isinstance(known, HoldsOfName):
-                    self._by_name[name] = all_of_it = HoldsOfName()
-                    all_of_it.add(known)
-                    known = all_of_it
+            elif isinstance(known, HoldsOfName):
                 known.add(hold)
+            else:
+                self._by_name[name] = both = HoldsOfName()
+                both.add(known)
+                both.add(hold)
 
     def remove(self, hold: Hold) -> None:
         """Harmless for one that is not there."""

@@ -168,15 +168,14 @@ class Decision:
         mine = self._mine() is not None or self._marks_free()
         if mine:
             self._put(holds=self._holds_after(), marked=False)
-        first = [ticket.id for ticket in self.state.queue[:1]] == [op.id]
-        waited = any(ticket.id == op.id for ticket in self.state.queue)
+        place = next((place for place, ticket in enumerate(self.state.queue) if ticket.id == op.id), None)
         self._drop(op.id)
         fence = self.state.fence
         if mine and op.rest > 0:
             self._notify_of_rest(op.rest)
         elif self._may_serve():
             self._serve()
-        if op.rest <= 0 and (mine or first or (op.queueing.serve and not waited)):
+        if op.rest <= 0 and (mine or place == 0 or (op.queueing.serve and place is None)):
             self._notify_of_rest(self._rests_for())
         if mine:
             self._enqueue()  # its ticket, whose place the hold took (rule 5)
@@ -338,10 +337,10 @@ class Decision:
 
     def _rests_for(self) -> float:
         """Seconds for which the name rests, or of several holds the one that ends first; 0.0: it does not."""
-        holds = self.state.holds
-        first = min(holds, key=lambda each: (each.ends or 0.0, each.id)) if holds else None
-        rests = first is not None and (first.id in TIMED or first.id[:1] == RESTING_MARK)
-        return first.ends - self.now if rests and first is not None and first.ends is not None else 0.0
+        first = min(self.state.holds, key=lambda each: (each.ends or 0.0, each.id), default=None)
+        if first is None or first.ends is None:
+            return 0.0
+        return first.ends - self.now if first.id in TIMED or first.id[:1] == RESTING_MARK else 0.0
 
     def _notify(
         self, id: str, number: int, fence: int = 0, left: float = 0.0, suffix: str = "", **flags: bool

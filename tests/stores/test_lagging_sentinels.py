@@ -72,20 +72,24 @@ async def test_the_greatest_epoch_counts(pair: tuple[Part, Part], three: list[La
         assert port_of(client) == pair[1].port
 
 
+async def leaves(client: Redlock, name: str, three: list[LaggingSentinel], pair: tuple[Part, Part]) -> None:
+    """It works with the old master. Then a sentinel tells of a switch, and all still name that one."""
+    await works(client, name)
+    assert port_of(client) == pair[0].port
+    await until(lambda: all(each.listeners for each in three))
+    three[0].publish_switch(pair[0].port, pair[1].port)
+    await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
+    assert port_of(client) == 0
+
+
 async def test_no_way_back(pair: tuple[Part, Part], three: list[LaggingSentinel], name: str) -> None:
     """A sentinel tells of its switch, and all still name the old master, which answers: the client has left it, and
     does not go back. It waits until one names the new master."""
-    old, new = pair
     async with Redlock(url_of(three), patience=LIMIT) as client:
+        await leaves(client, name, three, pair)
+        three[0].port, three[0].epoch = pair[1].port, 1
         await works(client, name)
-        assert port_of(client) == old.port
-        await until(lambda: all(each.listeners for each in three))
-        three[0].publish_switch(old.port, new.port)
-        await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
-        assert port_of(client) == 0
-        three[0].port, three[0].epoch = new.port, 1
-        await works(client, name)
-        assert port_of(client) == new.port
+        assert port_of(client) == pair[1].port
 
 
 async def test_the_way_back_in_a_greater_epoch(
@@ -94,15 +98,11 @@ async def test_the_way_back_in_a_greater_epoch(
     """The sentinels switch, and then back, which the client does not hear. It goes to the first master again as soon as
     one of them names it in a greater epoch than before."""
     monkeypatch.setattr(sentinel_node, "_LEFT", 600.0)
-    old, new = pair
     async with Redlock(url_of(three), patience=LIMIT) as client:
-        await works(client, name)
-        await until(lambda: all(each.listeners for each in three))
-        three[0].publish_switch(old.port, new.port)
-        await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
+        await leaves(client, name, three, pair)
         three[2].epoch = 2
         await works(client, name)
-        assert port_of(client) == old.port
+        assert port_of(client) == pair[0].port
 
 
 async def test_no_way_back_in_an_epoch_that_is_known(
@@ -110,18 +110,13 @@ async def test_no_way_back_in_an_epoch_that_is_known(
 ) -> None:
     """The client has seen the sentinels name the old master in that epoch. After the switch one that lags names it so
     again: that is no newer than the switch."""
-    old, new = pair
     for each in three:
         each.epoch = 3
     async with Redlock(url_of(three), patience=LIMIT) as client:
+        await leaves(client, name, three, pair)
+        three[1].port, three[1].epoch = pair[1].port, 4
         await works(client, name)
-        await until(lambda: all(each.listeners for each in three))
-        three[0].publish_switch(old.port, new.port)
-        await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
-        assert port_of(client) == 0
-        three[1].port, three[1].epoch = new.port, 4
-        await works(client, name)
-        assert port_of(client) == new.port
+        assert port_of(client) == pair[1].port
 
 
 async def test_a_switch_of_a_client_with_a_forced_host(

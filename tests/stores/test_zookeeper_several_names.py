@@ -103,17 +103,24 @@ async def test_f10_a_holder_that_waits_behind_it(clients: list[Redlock], name: s
     await lease.release()
 
 
-@pytest.mark.usefixtures("at_once")
-async def test_f10_later_arrivals_wait_behind_it_in_their_order(clients: list[Redlock], name: str) -> None:
-    """It has closed a name. Those that arrive later enter after it, each in its turn. So do the tokens rise."""
+async def behind_a_closed_name(clients: list[Redlock], names: list[str]) -> tuple[Lease, list[asyncio.Task[Lease]]]:
+    """The lease of the first name, and those that wait for it: a waiter for all names, which has closed it, and later
+    ones."""
     holder, waiter, *later = clients
-    names = [f"{name}:{each}" for each in "ab"]
     lease = await holder(names[0]).acquire(timeout=None)
     waiting = [asyncio.create_task(waiter.multi(*names).acquire(timeout=None))]
     await waits(waiter)
     for client in later:
         waiting.append(asyncio.create_task(client(names[0]).acquire(timeout=None)))
         await waits(client)
+    return lease, waiting
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_f10_later_arrivals_wait_behind_it_in_their_order(clients: list[Redlock], name: str) -> None:
+    """It has closed a name. Those that arrive later enter after it, each in its turn. So do the tokens rise."""
+    holder, names = clients[0], [f"{name}:{each}" for each in "ab"]
+    lease, waiting = await behind_a_closed_name(clients, names)
     assert sum(each.tasks for each in (await holder.inspect(names[0])).waiters) == 3
     leases: list[Lease] = [lease]
     for number, task in enumerate(waiting):
@@ -127,14 +134,8 @@ async def test_f10_later_arrivals_wait_behind_it_in_their_order(clients: list[Re
 @pytest.mark.usefixtures("at_once")
 async def test_f10_a_closed_name_is_open_again_once_its_waiter_has_it(clients: list[Redlock], name: str) -> None:
     """Although others wait. Each has its place in the queue of the name then, and needs no other node."""
-    holder, waiter, *later = clients
-    names = [f"{name}:{each}" for each in "ab"]
-    lease = await holder(names[0]).acquire(timeout=None)
-    waiting = [asyncio.create_task(waiter.multi(*names).acquire(timeout=None))]
-    await waits(waiter)
-    for client in later:
-        waiting.append(asyncio.create_task(client(names[0]).acquire(timeout=None)))
-        await waits(client)
+    holder, names = clients[0], [f"{name}:{each}" for each in "ab"]
+    lease, waiting = await behind_a_closed_name(clients, names)
     await lease.release()
     async with asyncio.timeout(LIMIT):
         while any("__next__" in each for each in await connection_of(holder).children(f"/locks/{names[0]}")):

@@ -12,6 +12,7 @@ import redis
 from asynclock.rules.model import ID_LENGTH, Serve, State, Verb
 from tests.support.agreement import command_of
 from tests.support.histories import ELDER, THIRD, YOUNGER
+from tests.support.odd_servers import only_an_undo_leaves_a_tombstone
 from tests.support.shared_agreement import keys_of
 from tests.support.shared_histories import AT, IDS, Act, World, op_of, world
 from tests.support.stage import Stage
@@ -225,24 +226,12 @@ def another_kind_is_reported(odd: Odd) -> None:
 
 
 def an_undo_at_another_kind_leaves_its_tombstone(odd: Odd) -> None:
-    """Its acquire may arrive when that use has ended; also where memory is short by then. A plain release leaves
-    none."""
+    """The name is in use as a mutex, or as another kind whose holds are kept in the same way."""
     other = {"s": "r", "r": "s2/", "w": "s2/"}[odd.id(ELDER)[33]]
-    undone = AT[0].undone + IDS[ELDER][:ID_LENGTH]
     for in_use in (lambda: odd.cli.set(AT[0].hold, "somebody's"), lambda: odd.holds_as(other)):
         odd.stage.reset()
         in_use()
-        for verb, tombstone, ask in (
-            (Verb.RELEASE, False, odd.ask), (Verb.ACQUIRE, True, odd.ask), (Verb.RELEASE, True, odd.full),
-            (Verb.RELEASE, True, odd.ask),
-        ):  # fmt: skip
-            odd.cli.delete(undone)
-            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-                ask(verb, tombstone=tombstone)
-            expected = range(19_000, 20_001) if tombstone and verb is Verb.RELEASE else [-2]
-            assert odd.cli.pttl(undone) in expected
-        odd.cli.delete(AT[0].hold)
-        assert odd.ask(Verb.ACQUIRE, fence=7) == [-1]
+        only_an_undo_leaves_a_tombstone(odd, AT[0].hold, AT[0].undone + IDS[ELDER][:ID_LENGTH])
 
 
 Promise = Callable[[Odd], None]

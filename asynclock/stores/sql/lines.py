@@ -1,9 +1,9 @@
 """Connections to the database, as the store uses them: statements with named parameters, and short transactions.
 
-    CoreLine      any driver, through SQLAlchemy
-    AsyncpgLine   asyncpg itself, below SQLAlchemy: a statement costs the client a third
-    MySQLCoreLine the same with the settings of MySQL and MariaDB
-    AsyncmyLine   asyncmy itself, which can send several statements in one packet
+    CoreLine       any driver, through SQLAlchemy
+    MySQLCoreLine  the same, over a session of MySQL or MariaDB of the user, which it sets up
+    AsyncpgLine    asyncpg itself, below SQLAlchemy: a statement costs the client a third
+    AsyncmyLine    asyncmy itself, which can send several statements in one packet
 
 A line is in autocommit mode: transactions begin and end by statements.
 """

@@ -476,7 +476,6 @@ class ZooKeeperNode:
         broken, left = await self._places.looks.break_lock(op)
         if broken:
             for_each(partial(self._look_whether_broken, broken), list(self._contenders.values()))
-        if broken:
             return 0, False
         return Refused(None) if left is None else Refused(self._settings.session_timeout, left)
 
