@@ -172,7 +172,8 @@ async def one_lock_after_the_other() -> None:
 async def a_queue_with_a_limit() -> None:
     await held()
     queue: asyncio.Queue[int] = asyncio.Queue()
-    asyncio.get_running_loop().call_later(0.001, queue.put_nowait, 1)
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.call_soon, queue.put_nowait, 1)  # in the second turn: the task of `get` waits since the first
     await asyncio.wait_for(queue.get(), 60)
 
 
