@@ -41,8 +41,6 @@ class Promptness:
         self._uneven = _uneven([job.lock for job in world.plan.jobs])
         self._deaf = {slot for slot, _ in world.plan.deaf}
         self._crowded = len(world.plan.jobs) > VISITED
-        resting = (job.lock for job in world.plan.jobs if job.lock.settings.min_hold)
-        self._resting = {part.name for lock in resting for part in lock.parts}
         self._left_at: dict[str, float] = {}  # name -> when a hold of it was left to end by itself
         self._deaths = [fault.at for fault in world.plan.faults if fault.what in ("kill", "close")]
 
@@ -106,14 +104,13 @@ class Promptness:
 
     def _renewal(self, wait: Wait) -> float:
         """Seconds until its waiter asks in any case, where no more is promised: behind more tickets of the dead than
-        one op visits; and of readers and permits where a hold without an owner ends after those of others, or over
-        several nodes where the name rests (docs/evidence.md)."""
+        one op visits; and of readers and permits where a hold without an owner ends after those of others
+        (docs/evidence.md)."""
         shared = {part.name for part in wait.lock.parts if part.kind.shared}
-        rests = len(self._world.servers) > 1 and not shared.isdisjoint(self._resting)
         now, lasts = self._world.schedule.now, 1.2 * self._world.plan.longest_lease + 3.0
         left = (*self._deaths, *(at for name in shared if (at := self._left_at.get(name)) is not None))
         without_owner = any(at <= now < at + lasts for at in left)
-        return wait.lock.settings.lease / 3 if rests or (shared and without_owner) or self._crowded else 0.0
+        return wait.lock.settings.lease / 3 if (shared and without_owner) or self._crowded else 0.0
 
     def _holds(self, name: str) -> list[tuple[Entry, ...]]:
         """At each server."""

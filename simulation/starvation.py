@@ -7,8 +7,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock.rules.model import CLOCK_SKEW
-from asynclock.rules.rwlock import WRITE
-from asynclock.rules.semaphore import SEMAPHORE
 
 if TYPE_CHECKING:
     from simulation.clients import Client
@@ -21,9 +19,6 @@ up to 15 times, and over several nodes the waiters compete for a name that is fr
 
 LEAST = 5.0
 """Seconds that a waiter may always wait."""
-
-
-_BARGING = WRITE.letter, SEMAPHORE.letter
 
 
 class _Wait(NamedTuple):
@@ -39,7 +34,6 @@ class _Present(NamedTuple):
 
     until: float  # when others are free to enter; inf: it waits or has it
     seconds: float  # that its tenure takes
-    barges: bool  # over several nodes it may enter before the tickets of others
 
 
 class Starvation:
@@ -60,7 +54,7 @@ class Starvation:
         key, now = (client, job.number), self._world.schedule.now
         for part in job.lock.parts:
             present = self._present.setdefault(part.name, {})
-            present[key] = _Present(math.inf, _seconds(job, self._world.plan), part.kind.letter in _BARGING)
+            present[key] = _Present(math.inf, _seconds(job, self._world.plan))
         if job.timeout is None and not job.lock.kind.parts and client.slot not in self._polls:
             self._waits.setdefault(key, _Wait(job, client, now))
 
@@ -89,19 +83,13 @@ class Starvation:
 
     def _check(self, wait: _Wait) -> None:
         waited = self._world.schedule.now - wait.since
-        if waited <= LEAST or self._is_overtaken(wait):
+        if waited <= LEAST:
             return
         most = self._most(wait)
         self.worst = max(self.worst, waited / most)
         if waited > most:
             about = f"job {wait.job.number} of {wait.client.name}, {waited:.3f} s for {wait.job.lock.name}"
             self._world.judge.fail("starved", f"{about}, where {most:.3f} s were enough")
-
-    def _is_overtaken(self, wait: _Wait) -> bool:
-        """Whether docs/safety.md bounds no such wait: over several nodes a writer or a permit of another client enters
-        before the tickets."""
-        others = ((key, each) for key, each in self._present[wait.job.lock.name].items() if each.until >= wait.since)
-        return len(self._world.servers) > 1 and any(each.barges and key[0] is not wait.client for key, each in others)
 
     def _most(self, wait: _Wait) -> float:
         """The seconds for which it may wait."""

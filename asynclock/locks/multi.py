@@ -37,7 +37,9 @@ class Multi:
     letter = "multi"
     fair = False
     shared = True
+    respects_queue = False  # each of its names has a rule of its own
     mode = ""
+    slot = None
     max_per_task = 1
     deadlock_hint = "release it first, and then ask for all of them at once"
 
@@ -70,10 +72,6 @@ class Multi:
                 digit = int(random() * part.kind.slots)
             slot, size = slot + digit * size, size * part.kind.slots
         return slot if found else None
-
-    def respects_queue(self, id: str) -> bool:
-        del id
-        return False
 
 
 class MultiLock(Lock):

@@ -79,7 +79,8 @@ class Acquisition(Claim):
     `renew_ticket_at` and `time_up_in_queue` of the local queue, `owner_entered`, `owner_time_up`, and `notified`."""
 
     __slots__ = (
-        "_continues_batch", "_full", "_heard", "_held_at", "_late_by", "_queue", "_rounds", "_yields", "asked_late",
+        "_by_itself", "_continues_batch", "_full", "_heard", "_held_at", "_late_by", "_queue", "_rounds", "_yields",
+        "asked_late",
         "planner",
     )  # fmt: skip
 
@@ -107,6 +108,7 @@ class Acquisition(Claim):
         self._late_by = 0.0  # seconds by which its end was moved, so that it can wait for that answer
         self._yields = False  # remote waiters were notified just before it began
         self._continues_batch = False  # its ticket was one of the last that one op could serve; see `Rounds`
+        self._by_itself = False  # it asks again, and no notice said so: perhaps none went to those behind it, either
         # Its full terms and the end of its time, kept during the one try beside the holds of its task; else None.
         # During that try `terms` and `_give_up` are those of the try. So `_refuse`, and `fail` in an outage, go on with
         # `_begin_full`: else the acquire would end without the waiting that its caller asks for.
@@ -156,9 +158,15 @@ class Acquisition(Claim):
         tenure, rounds = hold.begin(self.terms), self._rounds
         if rounds is not None and rounds.ticket is not None:
             rounds.withdraw_ticket(rounds.ticket, ballot)
-        if rounds is not None and self._continues_batch:
+        by_itself = self._by_itself and len(self._core.quorum.nodes) > 1 and self._is_shared
+        if rounds is not None and (self._continues_batch or by_itself):
             rounds.continue_batch()
         self._succeed(tenure)
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether others may be able to enter beside it."""
+        return any(part.kind.shared for part in parts_of(self.terms))
 
     def _refuse(self, ballot: Ballot | None = None) -> None:
         """Its time is up: end with what is known of the holder. `ballot`: its last round; None: it waited in the local
@@ -353,7 +361,7 @@ class Acquisition(Claim):
         refused, slot = self._yields, None
         if planner is not None:  # not the first round
             refused, slot = refused or planner.refused is not None, planner.take_slot()
-            self._heard = None
+            self._by_itself, self._heard = self._heard is None or not self._heard.nodes, None
         behind = queue.waiting if queue is not None else 0
         core, ends = self._core, self._give_up
         if self.asked_late:
@@ -547,9 +555,8 @@ class Acquisition(Claim):
         state, heard = self.state, self._heard or Heard()
         self._heard, first = heard, not heard.nodes
         free_now = notice.left <= 0
-        # One waiter alone is notified of the end of a rest: others may be able to enter beside it.
-        shared = any(part.kind.shared for part in parts_of(self.terms))
-        self._continues_batch |= notice.continue_batch or (shared and not free_now)
+        # One waiter alone is notified of the end of a rest.
+        self._continues_batch |= notice.continue_batch or (not free_now and self._is_shared)
         if notice.fence:
             if self._rounds is not None:
                 self._rounds.grant(notice.number, notice.fence)

@@ -400,8 +400,8 @@ class YieldedNames:
         return bool(self._at)
 
     def add(self, kind: Kind, name: str) -> None:
-        """Only for the mutex that is not fair. A fair mutex and a reader enter after the tickets that the nodes
-        keep. A semaphore, a writer and a multi lock may enter before them (`Kind.respects_queue`)."""
+        """Only for the mutex that is not fair. The other kinds enter after the tickets that the nodes keep
+        (`Kind.respects_queue`)."""
         if not self._used or kind.fair or kind.shared:
             return
         now = self._now()

@@ -17,7 +17,7 @@ from asynclock.protocol.causes import NoLease
 from asynclock.protocol.core import uniform
 from asynclock.quorum.ballot import UNREACHABLE
 from asynclock.quorum.denials import first_free, is_held, most_named, soonest
-from asynclock.rules.model import ID_LENGTH, TIMED, WAIT
+from asynclock.rules.model import ID_LENGTH, TIMED, WAIT, parts_of
 from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Refusal(NamedTuple):
     free: bool = False  # a majority says that nobody holds the name
     one_holder: bool = False  # one hold is in the way at a majority
     several_holders: bool = False  # several may hold the name, and a majority refuses because of a hold
-    in_order: bool = False  # this kind enters in the order of the queue
+    turns: int = 0  # this kind enters in the order of the queue, so many of the first at a time; 0: in any order
 
 
 def after_refusal(facts: Refusal) -> Next:
@@ -96,7 +96,8 @@ def _after_refusal_alone(facts: Refusal) -> Next:
 def _after_refusal_by_many(facts: Refusal) -> Next:
     """The order of the checks matters. Another slot may be free, so no wait comes before it. Without notices or a
     ticket nothing would wake a waiter, so each wait comes after these two checks. If several may hold the name,
-    `Obstacles` decides about one holder, too. A kind that enters in queue order cannot try before its turn."""
+    `Obstacles` decides about one holder, too. Of a kind that enters in queue order the first ones try, and those behind
+    them are served by what these do."""
     if facts.other_slot:
         return Next.TRY_ANOTHER_SLOT
     if not facts.notices:
@@ -107,7 +108,7 @@ def _after_refusal_by_many(facts: Refusal) -> Next:
         return Next.WAIT_FOR_HOLDERS
     if facts.one_holder:
         return Next.WAIT_FOR_HOLDER
-    if facts.in_order and facts.rank > 0 and facts.free:
+    if 0 < facts.turns <= facts.rank and facts.free:
         return Next.WAIT_FOR_TURN
     if facts.probe and facts.free:
         return Next.TRY if facts.rank == 0 else Next.LET_EARLIER_TRY
@@ -504,7 +505,7 @@ class Planner:
                 free=ballot.free() > nodes // 2,
                 one_holder=ballot.holder() is not None,
                 several_holders=kind.shared and is_held(ballot.denials(), nodes),
-                in_order=kind.respects_queue(ballot.op.id),
+                turns=(HEADS if kind.shared else 1) if kind.respects_queue else 0,
             )
         )
         # The outage is over, unless this round had no ticket and the next one has one: a server that cannot write (out
@@ -564,12 +565,21 @@ class Planner:
         return self._obstacles
 
     def _choose_slot(self, ballot: Ballot) -> bool:
-        """Choose a slot that a majority may grant; False: none is known."""
+        """Choose a slot that a majority may grant; False: none is known, or no other one helps."""
         spare = ballot.nodes - ballot.nodes // 2 - 1
-        self._slot = self._terms.kind.choose(self._known_obstacles.taken(ballot), spare, self._core.random)
-        return self._slot is not None
+        taken = self._known_obstacles.taken(ballot)
+        self._slot = self._terms.kind.choose(taken, spare, self._core.random)
+        return self._slot is not None and _refusals_beside_slot(ballot) <= spare
 
     def take_slot(self) -> int | None:
         """The slot that was chosen for the next attempt; None: any slot."""
         slot, self._slot = self._slot, None
         return slot
+
+
+def _refusals_beside_slot(ballot: Ballot) -> int:
+    """The number of nodes that refuse although the slot of the attempt is free there: waiters go first, or so many hold
+    the name as it wants."""
+    parts = parts_of(ballot.op)
+    asked = [(parts[slots.part].kind.slot, slots.taken) for slots in ballot.taken().values()]
+    return sum(slot is not None and slot not in taken for slot, taken in asked)

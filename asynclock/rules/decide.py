@@ -27,7 +27,9 @@
    notified, since the release of that holder may notify nobody. Stale tickets, and tickets whose client does not
    listen, are dropped; a client that is alive renews its ticket in the old place. A kind that several ids can hold
    serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. An op visits
-   at most VISITED tickets. A waiter for several names (span 0) is woken and never becomes the holder. While a name
+   at most VISITED tickets. An attempt at such a kind, as at a fair mutex, enters after the tickets that can enter now,
+   so that a client that acquires again at once starves nobody; a reader enters after a writer that cannot enter yet,
+   too. A waiter for several names (span 0) is woken and never becomes the holder. While a name
    rests (min_hold, `once`), the first waiter is notified of when that ends: by the release that begins it, and by one
    that leaves only rests; by the first waiter, if it leaves; and by a waiter that has entered, which sends the release
    of an id that nobody has used.
@@ -134,7 +136,7 @@ class Decision:
                 return self._no()
             self._hold(op.id, self.now + op.lease)
             return Reply(Verdict.YES, self.state)
-        if enters and self.state.queue and not queueing.heals and (queueing.fair or self.kind.respects_queue(op.id)):
+        if enters and self.state.queue and not queueing.heals and (queueing.fair or self.kind.respects_queue):
             self._enqueue()
             enters = self._serve(until=self.waiter)
         elif not enters:
@@ -217,14 +219,12 @@ class Decision:
         return self._no(free=turn)  # free: the waiter will send an acquire
 
     def peek(self) -> Reply:
-        op, queue = self.op, self.state.queue
+        op = self.op
         if self._is_undone():
             return Reply(Verdict.UNDONE, self.state)
         enters = self.kind.admits(self.state.holds, op.id)
-        if enters and (op.queueing.fair or self.kind.respects_queue(op.id)):
-            fresh = [each for each in queue[:SERVED] if each.fresh > self.now]
-            beside = all(self.kind.admits((Entry(each.id, each.ends),), op.id) for each in fresh)
-            enters = beside and len(queue) < SERVED
+        if enters and (op.queueing.fair or self.kind.respects_queue):
+            enters = len(self.state.queue) < SERVED and self._enters_after_all()
         return replace(self._no(free=enters), rank=-1 if enters else 0)
 
     # -- the queue -----------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Decision:
                 self._drop(head.id)
                 continue
             if not self.kind.admits(holds, head.id):
-                return False
+                return self._passes(holds)
             wakes = serve is Serve.WAKE or not head.span
             received = self._wake(head, last) if wakes else self._grant(head, last)
             if received is False:
@@ -301,6 +301,21 @@ class Decision:
             if served == SERVED:
                 return False
         return False
+
+    def _passes(self, holds: tuple[Entry, ...]) -> bool:
+        """Whether this op can enter beside these holds, before a ticket that cannot."""
+        return self.kind.passes_blocked and self.kind.admits(holds, self.op.id)
+
+    def _enters_after_all(self) -> bool:
+        """Whether this op could enter if each fresh ticket were served first. It changes nothing."""
+        holds = self.state.holds
+        for each in self.state.queue:
+            if each.fresh <= self.now:
+                continue
+            if not self.kind.admits(holds, each.id):
+                return self._passes(holds)
+            holds = (*holds, Entry(each.id, each.ends))
+        return self.kind.admits(holds, self.op.id)
 
     def _wake(self, head: Ticket, last: bool) -> bool | None:
         return self._notify(head.id, head.number, continue_batch=last)

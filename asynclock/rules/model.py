@@ -222,6 +222,10 @@ class Kind(Protocol):
         """The number of slots. Over N nodes each hold has a slot, which its id contains and a majority grants; 0: the
         kind has no slots."""
 
+    @property
+    def slot(self) -> int | None:
+        """The slot of an attempt; None: it has none, or one for each of several names."""
+
     def at(self, slot: int) -> Kind:
         """The kind of an attempt for this slot."""
 
@@ -230,14 +234,19 @@ class Kind(Protocol):
         nodes that a majority does not need; `random`: draws a number from 0.0 up to 1.0. None: no such slot is
         known."""
 
-    def respects_queue(self, id: str) -> bool:
-        """Whether an attempt enters after the tickets before it, even if it could enter now. An acquire that heals does
-        not (rule 11 in `decide.py`)."""
+    @property
+    def respects_queue(self) -> bool:
+        """Whether an attempt enters after the tickets before it that can enter now, even if it could enter, too. An
+        acquire that heals does not (rule 11 in `decide.py`)."""
 
 
 class Rule(Kind, Protocol):
     """The rule of a kind of lock of one name: which attempts can enter. Pure. No hold has ended, and none is of
     `id`."""
+
+    @property
+    def passes_blocked(self) -> bool:
+        """Whether an attempt may enter before a ticket that cannot enter yet."""
 
     def at(self, slot: int) -> Rule: ...
 
@@ -259,6 +268,7 @@ class Slotless:
 
     parts = ()
     slots = 0
+    slot = None
 
     def at(self, slot: int) -> Self:
         del slot

@@ -20,18 +20,15 @@ class Mutex(Slotless):
     mode = ""
     shared = False
     max_per_task = 1
+    passes_blocked = False
     deadlock_hint = "pass the Lease on instead of acquiring again"
 
     def __init__(self, fair: bool = False) -> None:
-        self.fair = fair
+        self.fair = self.respects_queue = fair
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         del id
         return not holds
-
-    def respects_queue(self, id: str) -> bool:
-        del id
-        return self.fair
 
     def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         return holds[0]

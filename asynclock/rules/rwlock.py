@@ -1,6 +1,5 @@
 """Many readers or one writer per name. A writer that waits holds back the readers that come after it; a release admits
-as many waiters from the head of the queue as can hold together. A writer that finds the name free enters before the
-tickets of the queue.
+as many waiters from the head of the queue as can hold together.
 
 After Courtois, Heymans and Parnas, "Concurrent Control with Readers and Writers" (CACM 14, 1971), second problem, with
 a lease for each reader: a reader that dies blocks the writers until its lease ends, and no longer.
@@ -23,6 +22,8 @@ class ReadWrite(Slotless):
 
     fair = False
     shared = True
+    respects_queue = True
+    passes_blocked = False  # readers would starve a writer that waits
     max_per_task = 1
     deadlock_hint = "release it first (and look again at what was read), or ask to write from the start"
 
@@ -33,9 +34,6 @@ class ReadWrite(Slotless):
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         return not holds or (letter_of(id) == "r" and all(letter_of(each.id) == "r" for each in holds))
-
-    def respects_queue(self, id: str) -> bool:
-        return letter_of(id) == "r"
 
     def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         return max(holds, key=lambda each: (each.ends or 0.0, each.id))

@@ -31,11 +31,14 @@ class Semaphore:
     letter = "s"
     fair = False
     shared = True
+    respects_queue = True
+    passes_blocked = True  # one with fewer permits cannot enter where it can
     parts = ()
     deadlock_hint = "release one before asking for more than there are"
 
     def __init__(self, permits: int, slot: str = "") -> None:
         self.max_per_task = self.slots = permits
+        self.slot = int(slot) if slot else None
         self.mode = f"s{permits}/{slot}."
 
     def at(self, slot: int) -> Semaphore:
@@ -54,10 +57,6 @@ class Semaphore:
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         permits, slot = wants(id)
         return len(holds) < permits and (slot == "" or all(wants(each.id)[1] != slot for each in holds))
-
-    def respects_queue(self, id: str) -> bool:
-        del id
-        return False
 
     def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         return min(holds, key=lambda each: (each.ends or 0.0, each.id))

@@ -110,7 +110,7 @@ def test_nobody_starves(load: str, nodes: int) -> None:
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_a_writer_that_readers_overtake_is_found(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers that do not wait behind the queue, so that there is always one."""
-    monkeypatch.setattr(type(READ), "respects_queue", _overtakes)
+    monkeypatch.setattr(type(READ), "respects_queue", False)
     _starves(LOADS["many readers"], nodes)
 
 
@@ -118,11 +118,6 @@ def test_a_waiter_that_loses_its_place_is_found() -> None:
     """Each renewal of a ticket puts it behind all others."""
     with without("ORDER_KEY"):
         _starves(LOADS["often renewed"], nodes=1)
-
-
-def _overtakes(rule: object, _: str) -> bool:
-    del rule
-    return False
 
 
 def _starves(plan: Plan, nodes: int) -> None:

@@ -73,9 +73,9 @@ class Odd:
             self.cli.set(at.hold, self.id(who, name), px=ms)
         self.cli.set(at.fence, fence, px=10_000)
 
-    def waits(self, who: int = YOUNGER, number: int = 7, ends: int = FAR, name: int = 0) -> None:
+    def waits(self, who: int = YOUNGER, number: int = 7, ends: int = FAR, name: int = 0, order: int = 1) -> None:
         """Before: the second id waits."""
-        self.cli.zadd(AT[name].queue, {self.id(who, name): 1})
+        self.cli.zadd(AT[name].queue, {self.id(who, name): order})
         self.cli.hset(AT[name].tickets, IDS[who][:ID_LENGTH], f"{number} {FAR} {ends} 1")
 
     def holds_as(self, mode: str) -> None:
@@ -304,9 +304,9 @@ def another_kind_of_one_leaves_the_other_free(odd: Odd) -> None:
         for hers in Serve.GRANT, Serve.WAKE:
             odd.stage.reset()
             odd.cli.lpush(AT[wrong].hold, "somebody's")
-            odd.waits(name=1 - wrong)
+            odd.waits(name=1 - wrong, order=FAR * 1000)
             with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-                odd.ask(Verb.ACQUIRE, fence=7, names=BOTH, serve=hers)
+                odd.ask(Verb.ACQUIRE, fence=7, names=BOTH, serve=hers, number=1, fresh=5_000, waiter=ELDER)
             granted = int(odd.published()[0].split()[2])
             assert bool(granted) is (hers is Serve.GRANT)
             assert odd.cli.exists(AT[1 - wrong].hold) == int(bool(granted))

@@ -75,11 +75,15 @@ AT_MANY: list[tuple[Kind, Verb, list[Vote], int, Next]] = [
     (MUTEX, WAIT, [A, B, FREE], 1, Next.BACK_OFF_AFTER_SPLIT),  # free at a minority
     (MUTEX, WAIT, [A, B, C, FREE, FREE], 1, Next.BACK_OFF_AFTER_SPLIT),
     (MUTEX, WAIT, [A, B, FREE, FREE, FREE], 1, Next.TRY),
-    (READ, ACQUIRE, [A, Refused(None, rank=1), Refused(None, rank=1)], 1, Next.WAIT_FOR_TURN),
+    (FAIR, ACQUIRE, [A, Refused(None, rank=1), Refused(None, rank=1)], 1, Next.WAIT_FOR_TURN),
+    (READ, ACQUIRE, [A, Refused(None, rank=2), Refused(None, rank=2)], 1, Next.BACK_OFF_AFTER_SPLIT),
+    (WRITE, ACQUIRE, [A, Refused(None, rank=3), Refused(None, rank=3)], 1, Next.WAIT_FOR_TURN),
     (MUTEX, ACQUIRE, [A, Refused(None, rank=1), Refused(None, rank=1)], 1, Next.BACK_OFF_AFTER_SPLIT),
     (MUTEX, ACQUIRE, [held_by("a", rank=-1), held_by("a", rank=0)], 1, Next.WAIT_FOR_HOLDER),
     (Semaphore(2), ACQUIRE, [held_by("a", slots=(0,)), held_by("a", slots=(0,))], 1, Next.TRY_ANOTHER_SLOT),
     (Semaphore(2), ACQUIRE, [held_by("a", slots=(0, 1)), held_by("a", slots=(0, 1))], 1, Next.WAIT_FOR_HOLDERS),
+    (Semaphore(2, "1"), ACQUIRE, [held_by("a", slots=(0,)), held_by("a", slots=(0,))], 1, Next.WAIT_FOR_HOLDERS),
+    (Semaphore(2, "1"), ACQUIRE, [held_by("a", slots=(0,)), held_by("b", slots=(1,)), GRANTED], 1, Next.TRY_ANOTHER_SLOT),
     (Semaphore(1), ACQUIRE, [GRANTED, held_by("a", slots=(0,)), AWAY], 1, Next.TRY_ANOTHER_SLOT),
 ]
 

@@ -2,7 +2,7 @@
 -- queue.lua. The hold of such a name is a sorted set: the ids of the holders, by the end of their leases in Unix ms.
 
 --@ part holders
--- Before this part, the kind's own text defines `letters`: a pattern of the 34th character of its ids.
+-- Before this part, the kind's own text defines `letters`, a pattern of the 34th character of its ids, and `passes`.
 --@ join clock
 local now, shared, order, woken, last = math.floor(us / 1000), true, 0, 0, nil
 local first = redis.pcall('ZRANGE', hold, 0, 0)
@@ -38,11 +38,20 @@ local waiter = ARGV[10] ~= '' and ARGV[10] or id
 local adopted = verb == 'adopt' and not held and redis.call('ZSCORE', hold, waiter)
 local enter = adopted or held and (verb == 'acquire' or verb == 'adopt')
 
+--@ part no_tickets
+-- Before this part, the kind's own text defines admits(id), as of queue.lua. An attempt enters after the tickets that can
+-- enter, but not if it heals.
+if verb == 'acquire' and not enter and admits(id) then
+  enter = string.sub(ARGV[8], 1, 1) == '0' or redis.call('EXISTS', queue) == 0
+end
+
 --@ part places
--- Before this part, the kind's own text defines no(rank, turn). A kind whose attempts enter after
--- the tickets of others answers a peek that a ticket keeps out.
+-- Before this part, the kind's own text defines no(rank, turn).
 if verb == 'extend' or verb == 'adopt' then return no(-1) end
-if verb == 'peek' then return no(admits(id) and -1 or 0, admits(id)) end
+if verb == 'peek' then
+  --@ join goes_first
+  return no(admits(id) and -1 or 0, admits(id))
+end
 --@ join ticket
 
 local function grant(who, ends)

@@ -41,7 +41,7 @@ if not enter then
     return other
   end
   --@ join clock
-  local now, shared, woken, last = math.floor(us / 1000), false, 0, nil
+  local now, shared, passes, woken, last = math.floor(us / 1000), false, false, 0, nil
   local done = not held and verb == 'release' and string.find(ARGV[6], 'f') and (holder or 'asynclock~done')
   if done == 'asynclock~done' then held = true end  -- a run of `once` has returned: its release marks a free name
   local function admits() return not holder end

@@ -61,18 +61,23 @@ if verb == 'release' and ARGV[7] == '1' then
 end
 
 --@ part goes_first
--- For a peek of a fair attempt or a reader, after the kind's own text has defined no(rank, turn) and now: a fresh ticket
--- goes first. A reader enters beside other readers.
+-- For a peek of an attempt that enters after the tickets before it, after the kind's own text has defined what the part
+-- `ticket` needs. Each fresh ticket counts as served, where it can enter.
 local before = redis.call('ZRANGE', queue, 0, 63)
 if before[64] then return no(0) end
 for _, each in ipairs(before) do
   local fresh = string.match(redis.call('HGET', tickets, string.sub(each, 1, 32)) or '0 0', '%S+ (%S+)')
-  if tonumber(fresh) > now and string.sub(each, 34, 34) ~= 'r' then return no(0) end
+  if tonumber(fresh) > now then
+    if not admits(each) and passes then break end
+    if not admits(each) or not shared then return no(0) end
+    woken, last = woken + 1, each
+  end
 end
 
 --@ part ticket
 -- Before this part, the kind's own text defines:
 --   shared           whether several ids can hold the name
+--   passes           whether an id can enter before a ticket that cannot enter yet
 --   held, f          whether this id holds it; F
 --   holder, marked   a mutex: the holder, and whether the hold has the mark of a waiter
 --   us, now          the server's clock in us and in ms
@@ -182,7 +187,10 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   local received, left = 0, shared and served >= 56 and '-3' or '-1'  -- -3: this waiter continues the batch
   local wakes = serving == '1' or fences == '0'
   if tonumber(fresh) > now and not (shared and redis.call('ZSCORE', hold, head)) then
-    if not admits(head) then break end
+    if not admits(head) then
+      turn = not reply and passes and admits(id)
+      break
+    end
     if wakes then
       received = notify(head, its, '0', left)
     else

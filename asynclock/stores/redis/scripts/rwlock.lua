@@ -1,9 +1,8 @@
 -- read-write: many readers or one writer per name. A writer in the queue holds back the readers that come after it.
 --
--- KEYS, ARGV  as in queue.lua; the 34th character of an id is r or w; 8: readers respect the queue with or without f,
---             but not with 0
+-- KEYS, ARGV  as in queue.lua; the 34th character of an id is r or w
 -- returns     as in queue.lua; the holder of {0, pttl, holder, ...} is the one whose lease ends last
-local letters = '^[rw]'
+local letters, passes = '^[rw]', false
 --@ join names
 --@ join holders
 
@@ -14,19 +13,13 @@ local function admits(who)
   return (reads or not found) and (not last or mode .. string.sub(last, 34, 34) == 'rr')
 end
 
-if verb == 'acquire' and not enter and admits(id) then
-  local heals = string.sub(ARGV[8], 1, 1) == '0'
-  enter = heals or string.sub(id, 34, 34) == 'w' or redis.call('EXISTS', queue) == 0
-end
+--@ join no_tickets
 
 if not enter then
   local function no(rank, turn)
     local held = redis.call('ZRANGE', hold, -1, -1, 'WITHSCORES')
     if turn or not held[1] then return {0, -2, '', rank, order} end
     return {0, held[2] - now, held[1], rank, order}
-  end
-  if verb == 'peek' and string.sub(id, 34, 34) == 'r' then
-    --@ join goes_first
   end
   --@ join places
 end

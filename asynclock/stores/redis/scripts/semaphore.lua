@@ -5,7 +5,7 @@
 --             no other hold. A hold on a single node has no slot, and a ticket has none.
 -- returns     as in queue.lua, but {0, pttl, holder, rank, order, taken}: the holder is the one whose lease ends first;
 --             taken is the slots in use, separated by spaces
-local letters = '^s'
+local letters, passes = '^s', true
 --@ join names
 --@ join holders
 
@@ -25,7 +25,7 @@ local function admits(who)
   return true
 end
 
-if verb == 'acquire' and not enter then enter = admits(id) end
+--@ join no_tickets
 
 if not enter then
   local function no(rank, turn)
