@@ -7,6 +7,7 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from asynclock._errors import QuorumUnavailable
 from simulation.network import SLOWEST
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class Calm:
         index = bisect_right(self._begins, now)
         ended = self._ends[index - 1] if index else -math.inf
         return ended if ended <= now else math.inf
+
+    def is_answered(self, error: BaseException, within: float) -> bool:
+        """Whether the answers come in that time even where messages are slow, if this error says that they did not."""
+        return not isinstance(error, QuorumUnavailable) or self.slowest <= within
 
     def lasts(self, began: float, now: float) -> bool:
         """Whether nothing went wrong from `began` until now."""

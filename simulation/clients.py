@@ -244,7 +244,9 @@ class Client:
             await self._use(job, task, job.depth)
         except LockError as error:
             self.world.trace(self.name, f"job {job.number} of {job.lock.name} ends: {error}")
-            if (self._is_probed or isinstance(error, ConfigError | SelfDeadlock)) and not self.closed:
+            answered = self.world.calm.is_answered(error, self.within(job.lock.settings))
+            wrong = (self._is_probed and answered) or isinstance(error, ConfigError | SelfDeadlock)
+            if wrong and not self.closed:
                 self.world.judge.fail("a wrong error", f"job {job.number} of {job.lock.name}: {error!r}")
         finally:
             self.world.waits.pop(job.number, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock._errors import QuorumUnavailable
 from asynclock.protocol.handover import parse_handle
 from asynclock.rules.model import ID_LENGTH
 
@@ -48,8 +47,8 @@ class Handovers:
         lasts = world.judge.granted_until(key) > world.schedule.now and not world.judge.was_broken(key)
         calm = world.calm.lasts(began - world.calm.within, world.schedule.now)
         asked = client.clock.now() - adopting.called + world.calm.within
-        if isinstance(error, QuorumUnavailable) and client.within(adopting.job.lock.settings) < world.calm.slowest:
-            return  # the nodes may have answered too late
+        if not world.calm.is_answered(error, client.within(adopting.job.lock.settings)):
+            return
         if self._adoptions[adopting.handle] > 1 or not (lasts and calm) or client.closed:
             return
         if all(node.votes_since <= client.clock.now() - asked for node in client.nodes):  # those that have it, too

@@ -106,6 +106,12 @@ EQUIVALENT = {
     ("quick and redis.call('EXISTS', queue) == 0", "false"),
     ("quick and redis.call('EXISTS', queue)", "quick and redis.call('EXISTS', hold)"),
     ("if quick and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end", ""),
+    # nobody enters beside a holder
+    ("false, false, 0, nil", "false, true, 0, nil"),
+    ("not admits(each) or not shared", " not shared "),
+    ("not admits(each) or not shared", "admits(each) or not shared"),
+    ("not admits(each) or not shared", "not admits(each) or not false"),
+    ("not admits(each) or not shared", "true"),
     # so is a refusal, and a function that is not called may be defined
     ("verb == 'acquire' and not admits(id)", "false"),
     ("return not holder", "return not false"),
@@ -141,7 +147,8 @@ EQUIVALENT = {
 
 SHARED = (
     "for _, each in ipairs(shared and redis.call('ZRANGE', hold",
-    "tonumber(fresh) > now and string.sub(each, 34, 34) ~= 'r'",
+    "if not admits(each) and passes then break end",
+    "woken, last = woken + 1, each",
     "for _ = 1, serving ~= '0' and (shared or",
     "redis.call('ZRANGE', queue, woken, woken)[1]",
     "shared and served >= 56",
@@ -149,7 +156,8 @@ SHARED = (
     "served = served + 1",
     "if served == 64",
     "not (shared and redis.call('ZSCORE', hold, head))",
-    "if not admits(head) then break end",
+    "if not admits(head) then",
+    "turn = not reply and passes and admits(id)",
     "turn = not reply and admits(id)",
     "woken, last = woken + 1, head",
     "if not shared and holder and not marked",

@@ -70,6 +70,11 @@ SHARED = NUMBERS | {
     ("'ZREM', queue, id)", "'ZREM', hold, id)"),
     # of a ticket that is lost, that it is not fresh is enough
     ("'0 0', '(%S+) (%S+)'", "'0 1', '(%S+) (%S+)'"),
+    ("'0 0', '%S+", "'0 1', '%S+"),
+    # all tickets after the 64th are left out in any case
+    ("'ZRANGE', queue, 0, 63)", "'ZRANGE', queue, 0, -1)"),
+    # a round serves, so it finds below that nobody waits
+    ("string.sub(ARGV[8], 1, 1) == '0' or redis.call('EXISTS', queue) == 0", " string.sub(ARGV[8], 1, 1) == '0' "),
     # a later command finds the wrong type, too
     ("  return first", ""),
     ("redis.pcall('ZRANGE', hold, 0, 0)", "redis.pcall('ZRANGE', hold, -1, -1)"),
@@ -130,41 +135,42 @@ MUTEX = (
 )
 """Of the mutex: parts of lines, judged in test_mutants.py."""
 
-OTHERS = {"read-write": MUTEX, "semaphore": (*MUTEX, "if verb == 'wait' or not turn then"), "multi": ()}
-"""A semaphore's acquire never waits for its turn: that line is judged with the readers."""
+OTHERS = {
+    "read-write": (*MUTEX, "not admits(each) and passes", "turn = not reply and passes"),
+    "semaphore": (*MUTEX, "if not admits(each) or not shared"),
+    "multi": (),
+}
+"""The lines for kinds that let an attempt pass, or do not, are judged with these."""
 
 EQUIVALENT = {
     "read-write": SHARED
     | {
-        # all tickets after the 64th are left out in any case
-        ("'ZRANGE', queue, 0, 63)", "'ZRANGE', queue, 0, -1)"),
-        # of a ticket that is lost, that it is not fresh is enough
-        ("'0 0', '%S+", "'0 1', '%S+"),
         # a break has no id, and so is no reader
         ("not reply and admits(id)", " admits(id) "),
         ("not reply and admits(id)", "not false and admits(id)"),
         # an attempt has the mode of its waiter
         ("admits(id)", "admits(waiter)"),
-        ("string.sub(id, 34, 34) == 'r' then", "string.sub(waiter, 34, 34) == 'r' then"),
-        ("string.sub(id, 34, 34) == 'w' or", "string.sub(waiter, 34, 34) == 'w' or"),
-        # a round serves, so it finds below that nobody waits
-        (
-            "heals or string.sub(id, 34, 34) == 'w' or redis.call('EXISTS', queue) == 0",
-            " heals  or  string.sub(id, 34, 34) == 'w' ",
-        ),
+        # several can hold it
+        ("not admits(each) or not shared", " not admits(each) "),
+        ("not admits(each) or not shared", "not admits(each) or not true"),
+        # how many readers are woken does not matter
+        *(("woken + 1, each", instead) for instead in ("0 + 1, each", "1 + 1, each", "woken + 2, each", "woken, each")),
     },
     "semaphore": SHARED
     | {
-        # an acquire that can enter does, so each acquire that comes to the queue is refused
-        ("verb == 'acquire' and not admits(id)", " verb == 'acquire' "),
+        # it passes each ticket that cannot enter
+        ("not admits(each) and passes", " not admits(each) "),
+        ("not reply and passes and admits(id)", " not reply  and  admits(id) "),
+        # who could not enter has been refused before, and a ticket that becomes a hold has no slot
+        ("passes and admits(id)", "passes and admits(waiter)"),
+        # no op asks it to be fair
+        ("string.sub(ARGV[8], 1, 1)", "ARGV[8]"),
+        ("string.sub(ARGV[8], 1, 1)", "string.sub(ARGV[8], 1, 2)"),
         # a peek has no ticket
         ("no(admits(id) and", "no(admits(waiter) and"),
         ("0, admits(id))", "0, admits(waiter))"),
         # it is their number that counts
         ("+ 1, head", "+ 1, id"),
-        # no op asks it to be fair
-        ("string.sub(ARGV[8], 1, 1)", "ARGV[8]"),
-        ("string.sub(ARGV[8], 1, 1)", "string.sub(ARGV[8], 1, 2)"),
     },
     "multi": {
         ("string.format('%.0f', top)", "top"),

@@ -68,13 +68,17 @@ STATES: list[tuple[str, Rule, State, bool]] = [
     ("read, a writer's ticket is stale", READ, State(held("r."), queue=waits("w.", fresh=-1)), False),
     ("write, free", WRITE, State(), False),
     ("write, a reader", WRITE, State(held("r.")), True),
-    ("write, a writer waits", WRITE, State(queue=waits("w.")), False),
+    ("write, a writer waits", WRITE, State(queue=waits("w.")), True),
+    ("write, a reader waits", WRITE, State(queue=waits("r.")), True),
+    ("write, a stale ticket", WRITE, State(queue=waits("r.", fresh=-1)), False),
     ("semaphore, free", Semaphore(2), State(), False),
     ("semaphore, one is free", Semaphore(2), State(held("s2/.")), False),
     ("semaphore, none is free", Semaphore(2), State(held("s2/.", "s2/.")), True),
     ("semaphore, fewer permits than its holders have", Semaphore(1), State(held("s9/.")), True),
     ("semaphore, more permits than its holders have", Semaphore(3), State(held("s2/.", "s2/.")), False),
-    ("semaphore, waited for", Semaphore(2), State(held("s2/."), queue=waits("s2/.")), False),
+    ("semaphore, waited for", Semaphore(2), State(held("s2/."), queue=waits("s2/.")), True),
+    ("semaphore, two are free, and one is waited for", Semaphore(2), State(queue=waits("s2/.")), False),
+    ("semaphore, one with fewer permits waits", Semaphore(2), State(held("s2/."), queue=waits("s1/.")), False),
 ]
 
 

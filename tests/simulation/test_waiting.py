@@ -69,7 +69,7 @@ PATCHES = {
     "patience without an end": (Pace, "outage_limit", _patient, "an outage outlasts the patience", 0, 4),
     "an outage that has ended lasts": (Pace, "outage_limit", _patient, "an outage without a fault", 0, 2),
     "split votes refuse": (planner, "after_refusal", _stops_at_split_votes, "refused without a reason", 0, 0),
-    "one slot is tried": (Planner, "_choose_slot", _no_slot, "refused without a reason", 5, 9),
+    "one slot is tried": (Planner, "_choose_slot", _no_slot, "refused without a reason", 19, 9),
     "a reader has no notice": (Acquisition, "notified", _deaf(lambda kind: kind.letter == "r"), LATE, 0, 1),
     "a writer has no notice": (Acquisition, "notified", _deaf(lambda kind: kind.letter == "w"), LATE, 3, 4),
     "a permit has no notice": (Acquisition, "notified", _deaf(lambda kind: kind.slots > 0), LATE, 3, 9),

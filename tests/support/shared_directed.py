@@ -229,6 +229,15 @@ OWN: dict[str, dict[str, Play]] = {
             MIXED,
             [acquire(YOUNGER), tries(THIRD), tries(SECOND_TRY), release(YOUNGER), peek(FOURTH), peek(YOUNGER)],
         ),
+        "a writer enters after the tickets that can enter": (
+            MIXED,
+            [
+                *(acquire(), tries(YOUNGER, fresh=500), Pass(1), tries(SECOND_TRY), Pass(1), tries(THIRD), release()),
+                *(peek(SECOND_TRY), heals(SECOND_TRY), release(SECOND_TRY), acquire(SECOND_TRY, serve=Serve.WAKE)),
+                *(peek(THIRD), Pass(499), peek(FOURTH), looks(SECOND_TRY), acquire(SECOND_TRY, serve=Serve.WAKE)),
+                *(release(SECOND_TRY), peek(YOUNGER), acquire(YOUNGER, serve=Serve.WAKE)),
+            ],
+        ),
         "a writer is woken alone": (
             MIXED,
             [acquire(YOUNGER), tries(SECOND_TRY), tries(THIRD), calls(YOUNGER), acquire(SECOND_TRY)],
@@ -322,6 +331,30 @@ OWN: dict[str, dict[str, Play]] = {
             [
                 *(peek(YOUNGER), acquire(), peek(YOUNGER), peek(THIRD), acquire(THIRD), peek(FOURTH)),
                 *(peek(MUTE), tries(MUTE), acquire(MUTE), peek(THIRD), release(THIRD), peek(FOURTH), breaks()),
+            ],
+        ),
+        "permits enter after the tickets that can enter": (
+            THREE,
+            [
+                *(acquire(), acquire(YOUNGER), acquire(THIRD), tries(FOURTH), Pass(1), tries(FIFTH), lose("hold")),
+                *(peek(YOUNGER), acquire(ELDER, serve=Serve.WAKE), peek(YOUNGER), heals(THIRD), release(THIRD)),
+                *(acquire(YOUNGER, serve=Serve.WAKE), tries(FOURTH), peek(YOUNGER), acquire(THIRD)),
+                *(acquire(FIFTH, serve=Serve.WAKE), peek(THIRD)),
+            ],
+        ),
+        "a single node grants to the tickets before": (
+            THREE,
+            [
+                *(acquire(), acquire(YOUNGER), acquire(THIRD), tries(FOURTH, fresh=500), Pass(1), tries(FIFTH)),
+                *(release(), release(YOUNGER), Pass(500), acquire(serve=Serve.GRANT), peek(YOUNGER)),
+            ],
+        ),
+        "an attempt passes a ticket with fewer permits": (
+            world("s3/. s1/. s3/. s2/."),
+            [
+                *(acquire(), tries(YOUNGER, fresh=500), Pass(1), tries(FOURTH), peek(THIRD), acquire(THIRD)),
+                *(release(THIRD), looks(THIRD), tries(FOURTH, serve=Serve.WAKE), peek(THIRD), looks(THIRD)),
+                *(release(FOURTH), Pass(499), peek(THIRD), acquire(THIRD, serve=Serve.GRANT)),
             ],
         ),
         "fewer permits than are in": (

@@ -83,7 +83,13 @@ AT_MANY: list[tuple[Kind, Verb, list[Vote], int, Next]] = [
     (Semaphore(2), ACQUIRE, [held_by("a", slots=(0,)), held_by("a", slots=(0,))], 1, Next.TRY_ANOTHER_SLOT),
     (Semaphore(2), ACQUIRE, [held_by("a", slots=(0, 1)), held_by("a", slots=(0, 1))], 1, Next.WAIT_FOR_HOLDERS),
     (Semaphore(2, "1"), ACQUIRE, [held_by("a", slots=(0,)), held_by("a", slots=(0,))], 1, Next.WAIT_FOR_HOLDERS),
-    (Semaphore(2, "1"), ACQUIRE, [held_by("a", slots=(0,)), held_by("b", slots=(1,)), GRANTED], 1, Next.TRY_ANOTHER_SLOT),
+    (
+        Semaphore(2, "1"),
+        ACQUIRE,
+        [held_by("a", slots=(0,)), held_by("b", slots=(1,)), GRANTED],
+        1,
+        Next.TRY_ANOTHER_SLOT,
+    ),
     (Semaphore(1), ACQUIRE, [GRANTED, held_by("a", slots=(0,)), AWAY], 1, Next.TRY_ANOTHER_SLOT),
 ]
 
