@@ -37,7 +37,6 @@ class Multi:
     letter = "multi"
     fair = False
     shared = True
-    respects_queue = False  # each of its names has a rule of its own
     mode = ""
     slot = None
     max_per_task = 1
@@ -45,6 +44,7 @@ class Multi:
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = tuple(sorted(parts, key=lambda part: part.name))
+        self.respects_queue = any(part.kind.respects_queue for part in self.parts)
         sizes = [part.kind.slots or 1 for part in self.parts]
         self.slots = math.prod(sizes) if any(part.kind.slots for part in self.parts) else 0
 

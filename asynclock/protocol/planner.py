@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asynclock.protocol.core import Core
     from asynclock.protocol.terms import Terms
     from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.model import Slots
+    from asynclock.rules.model import Kind, Slots
 
     Random: TypeAlias = Callable[[], float]
     """A number from 0.0 up to 1.0: jitter keeps clients out of step."""
@@ -71,6 +71,7 @@ class Refusal(NamedTuple):
     rank: int = 0  # the tickets in the queue before that of this acquisition
     free: bool = False  # a majority says that nobody holds the name
     one_holder: bool = False  # one hold is in the way at a majority
+    waiters_first: bool = False  # of a kind that has slots: earlier waiters keep it out at a majority, and no hold does
     several_holders: bool = False  # several may hold the name, and a majority refuses because of a hold
     turns: int = 0  # this kind enters in the order of the queue, so many of the first at a time; 0: in any order
 
@@ -96,19 +97,21 @@ def _after_refusal_alone(facts: Refusal) -> Next:
 def _after_refusal_by_many(facts: Refusal) -> Next:
     """The order of the checks matters. Another slot may be free, so no wait comes before it. Without notices or a
     ticket nothing would wake a waiter, so each wait comes after these two checks. If several may hold the name,
-    `Obstacles` decides about one holder, too. Of a kind that enters in queue order the first ones try, and those behind
-    them are served by what these do."""
+    `Obstacles` decides about one holder, too. Of a kind that enters in queue order and that several can hold,
+    the first ones try again and again, and each one tries after a probe that says it can enter."""
     if facts.other_slot:
         return Next.TRY_ANOTHER_SLOT
     if not facts.notices:
         return Next.POLL
     if not facts.has_ticket:
         return Next.TRY
+    if facts.waiters_first and facts.rank < HEADS and not facts.free:
+        return Next.BACK_OFF_AFTER_SPLIT
     if facts.several_holders:
         return Next.WAIT_FOR_HOLDERS
     if facts.one_holder:
         return Next.WAIT_FOR_HOLDER
-    if 0 < facts.turns <= facts.rank and facts.free:
+    if 0 < facts.turns <= facts.rank and facts.free and not (facts.probe and facts.turns > 1):
         return Next.WAIT_FOR_TURN
     if facts.probe and facts.free:
         return Next.TRY if facts.rank == 0 else Next.LET_EARLIER_TRY
@@ -504,6 +507,7 @@ class Planner:
                 rank=ballot.rank(),
                 free=ballot.free() > nodes // 2,
                 one_holder=ballot.holder() is not None,
+                waiters_first=_refusals_for_waiters(ballot) > nodes // 2,
                 several_holders=kind.shared and is_held(ballot.denials(), nodes),
                 turns=(HEADS if kind.shared else 1) if kind.respects_queue else 0,
             )
@@ -569,7 +573,7 @@ class Planner:
         spare = ballot.nodes - ballot.nodes // 2 - 1
         taken = self._known_obstacles.taken(ballot)
         self._slot = self._terms.kind.choose(taken, spare, self._core.random)
-        return self._slot is not None and _refusals_beside_slot(ballot) <= spare
+        return self._slot is not None and ballot.op.verb is not WAIT and _refusals_beside_slot(ballot) <= spare
 
     def take_slot(self) -> int | None:
         """The slot that was chosen for the next attempt; None: any slot."""
@@ -580,6 +584,18 @@ class Planner:
 def _refusals_beside_slot(ballot: Ballot) -> int:
     """The number of nodes that refuse although the slot of the attempt is free there: waiters go first, or so many hold
     the name as it wants."""
+    return sum(kind.slot is not None and kind.slot not in taken for kind, taken in _slots_of(ballot))
+
+
+def _refusals_for_waiters(ballot: Ballot) -> int:
+    """The number of nodes that refuse although the slot is free there, and so is a permit: waiters go first. A probe
+    asks for no slot."""
+    probe = ballot.op.verb is WAIT
+    found = _slots_of(ballot)
+    return sum(len(taken) < kind.slots and (probe or kind.slot not in taken) for kind, taken in found)
+
+
+def _slots_of(ballot: Ballot) -> list[tuple[Kind, tuple[int, ...]]]:
+    """Of each refusal the kind that was refused, and its slots in use there."""
     parts = parts_of(ballot.op)
-    asked = [(parts[slots.part].kind.slot, slots.taken) for slots in ballot.taken().values()]
-    return sum(slot is not None and slot not in taken for slot, taken in asked)
+    return [(parts[slots.part].kind, slots.taken) for slots in ballot.taken().values()]

@@ -316,7 +316,7 @@ class Rounds:
     def continue_batch(self) -> None:
         """Its ticket was one of the last that one op could serve (`SERVED` in `rules/model.py`). The release of an
         unused id makes the server serve the next ones."""
-        withdraw(self._core, self._terms, self._core.new_id(0, ""))
+        withdraw(self._core, self._terms, self._core.new_id(0, "", self._terms.kind.mode))
 
     def _undo(self, ballot: Ballot, back: Queueing | None = None) -> None:
         """Undo a round in the background, at each node where it took effect or still may. A close of the client waits

@@ -29,10 +29,10 @@
    serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. An op visits
    at most VISITED tickets. An attempt at such a kind, as at a fair mutex, enters after the tickets that can enter now,
    so that a client that acquires again at once starves nobody; a reader enters after a writer that cannot enter yet,
-   too. A waiter for several names (span 0) is woken and never becomes the holder. While a name
-   rests (min_hold, `once`), the first waiter is notified of when that ends: by the release that begins it, and by one
-   that leaves only rests; by the first waiter, if it leaves; and by a waiter that has entered, which sends the release
-   of an id that nobody has used.
+   too. An op passes the tickets that want a number of permits that is less than its own, and too small to enter now. A
+   waiter for several names (span 0) is woken and never becomes the holder. While a name rests (min_hold, `once`), the
+   first waiter is notified of when that ends: by the release that begins it, and by one that leaves only rests; by the
+   first waiter, if it leaves; and by a waiter that has entered, which sends the release of an id that nobody has used.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
@@ -116,7 +116,7 @@ class Decision:
         self.has_listener = has_listener
         self.waiter = op.queueing.waiter or op.id
         self.order = 0
-        self.woken = 0  # so many tickets at the head of the queue were woken
+        self.unserved = 0  # the place in the queue of the first waiter that this op has not woken
         self.notices: list[Notice] = []
 
     # -- the verbs -----------------------------------------------------------------------------------------------
@@ -268,25 +268,27 @@ class Decision:
         before, entering = self.state.holds, list[Entry]()
         can_enter = self._serve_all(until, entering)
         if any(polls(each.id) for each in self.state.holds if each not in before):
-            for following in self.state.queue[len(entering) : len(entering) + 1]:
+            for following in self.state.queue[self.unserved : self.unserved + 1]:
                 self._notify(following.id, following.number)
-        self.woken = len(entering)
         return can_enter
 
     def _serve_all(self, until: str, entering: list[Entry]) -> bool:
         """As `_serve`. Adds the woken waiters to `entering`: they count as holders for the tickets after them."""
-        serve, woken, served = self.op.queueing.serve, 0, 0
+        serve, place, served = self.op.queueing.serve, 0, 0
         for _ in range(VISITED):
             last = served >= SERVED - LAST and self.kind.shared
             queue, holds = self.state.queue, (*self.state.holds, *entering)
-            if len(queue) == woken or queue[woken].id == until:
+            if len(queue) == place or queue[place].id == until:
                 return self.kind.admits(holds, self.op.id)
-            head = queue[woken]
+            head = queue[place]
             if head.fresh <= self.now or any(each.id == head.id for each in self.state.holds):
                 self._drop(head.id)
                 continue
             if not self.kind.admits(holds, head.id):
-                return self._passes(holds)
+                if not self.kind.passes(head.id, self.op.id):
+                    return False
+                place += 1
+                continue
             wakes = serve is Serve.WAKE or not head.span
             received = self._wake(head, last) if wakes else self._grant(head, last)
             if received is False:
@@ -297,14 +299,11 @@ class Decision:
                 return False
             if wakes:
                 entering.append(Entry(head.id, head.ends))
-                woken += 1
+                self.unserved += self.unserved == place
+                place += 1
             if served == SERVED:
                 return False
         return False
-
-    def _passes(self, holds: tuple[Entry, ...]) -> bool:
-        """Whether this op can enter beside these holds, before a ticket that cannot."""
-        return self.kind.passes_blocked and self.kind.admits(holds, self.op.id)
 
     def _enters_after_all(self) -> bool:
         """Whether this op could enter if each fresh ticket were served first. It changes nothing."""
@@ -312,9 +311,10 @@ class Decision:
         for each in self.state.queue:
             if each.fresh <= self.now:
                 continue
-            if not self.kind.admits(holds, each.id):
-                return self._passes(holds)
-            holds = (*holds, Entry(each.id, each.ends))
+            if self.kind.admits(holds, each.id):
+                holds = (*holds, Entry(each.id, each.ends))
+            elif not self.kind.passes(each.id, self.op.id):
+                return False
         return self.kind.admits(holds, self.op.id)
 
     def _wake(self, head: Ticket, last: bool) -> bool | None:
@@ -338,7 +338,7 @@ class Decision:
     def _notify_of_rest(self, seconds: float) -> None:
         """Notify the first waiter that was not woken now of when the name will be free. As in `_serve`, tickets that
         are stale, or whose client does not listen, are dropped. A client that polls asks by itself."""
-        index = self.woken
+        index = self.unserved
         for _ in range(VISITED if seconds > 0 else 0):
             if len(self.state.queue) == index:
                 return

@@ -194,7 +194,7 @@ class Kind(Protocol):
 
     @property
     def fair(self) -> bool:
-        """Whether its attempts enter only in the order of the queue."""
+        """Whether it is a mutex whose attempts enter only in the order of the queue."""
 
     @property
     def shared(self) -> bool:
@@ -244,9 +244,9 @@ class Rule(Kind, Protocol):
     """The rule of a kind of lock of one name: which attempts can enter. Pure. No hold has ended, and none is of
     `id`."""
 
-    @property
-    def passes_blocked(self) -> bool:
-        """Whether an attempt may enter before a ticket that cannot enter yet."""
+    def passes(self, blocked: str, id: str) -> bool:
+        """Whether an op of `id` serves those behind the ticket `blocked`, which cannot enter now, and may enter itself.
+        If not, an attempt of `id` is refused."""
 
     def at(self, slot: int) -> Rule: ...
 
@@ -277,6 +277,10 @@ class Slotless:
     def of_mode(self, mode: str) -> Self:
         del mode
         return self
+
+    def passes(self, blocked: str, id: str) -> bool:
+        del blocked, id
+        return False
 
     def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> None:
         del taken, spare, random

@@ -20,7 +20,6 @@ class Mutex(Slotless):
     mode = ""
     shared = False
     max_per_task = 1
-    passes_blocked = False
     deadlock_hint = "pass the Lease on instead of acquiring again"
 
     def __init__(self, fair: bool = False) -> None:

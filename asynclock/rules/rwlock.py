@@ -23,7 +23,6 @@ class ReadWrite(Slotless):
     fair = False
     shared = True
     respects_queue = True
-    passes_blocked = False  # readers would starve a writer that waits
     max_per_task = 1
     deadlock_hint = "release it first (and look again at what was read), or ask to write from the start"
 

@@ -32,7 +32,6 @@ class Semaphore:
     fair = False
     shared = True
     respects_queue = True
-    passes_blocked = True  # one with fewer permits cannot enter where it can
     parts = ()
     deadlock_hint = "release one before asking for more than there are"
 
@@ -57,6 +56,9 @@ class Semaphore:
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         permits, slot = wants(id)
         return len(holds) < permits and (slot == "" or all(wants(each.id)[1] != slot for each in holds))
+
+    def passes(self, blocked: str, id: str) -> bool:
+        return wants(blocked)[0] < wants(id)[0]
 
     def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         return min(holds, key=lambda each: (each.ends or 0.0, each.id))

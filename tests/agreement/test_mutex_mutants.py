@@ -83,7 +83,12 @@ EQUIVALENT = {
     ("string.format('%.0f', left)", "left"),
     ("string.format('%.0f', left)", "string.format('%s', left)"),
     # a waiter for a mutex that was woken finds it free
-    ("local index = woken", "local index = 0"),
+    ("local index = unserved", "local index = 0"),
+    ("nil, 0, nil, 0", "nil, 1, nil, 0"),
+    # the first one that would be woken is enough
+    ("          return no(0)", ""),
+    ("queue, place, place)[1]", "queue, place, -1)[1]"),
+    ("queue, unserved, unserved)[1]", "queue, unserved, -1)[1]"),
     # of a mutex that is released without a rest no place rests
     ("(held or place == 0", "(adopted or place == 0"),
     # a key with 0 ms left has expired
@@ -106,12 +111,6 @@ EQUIVALENT = {
     ("quick and redis.call('EXISTS', queue) == 0", "false"),
     ("quick and redis.call('EXISTS', queue)", "quick and redis.call('EXISTS', hold)"),
     ("if quick and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end", ""),
-    # nobody enters beside a holder
-    ("false, false, 0, nil", "false, true, 0, nil"),
-    ("not admits(each) or not shared", " not shared "),
-    ("not admits(each) or not shared", "admits(each) or not shared"),
-    ("not admits(each) or not shared", "not admits(each) or not false"),
-    ("not admits(each) or not shared", "true"),
     # so is a refusal, and a function that is not called may be defined
     ("verb == 'acquire' and not admits(id)", "false"),
     ("return not holder", "return not false"),
@@ -147,19 +146,22 @@ EQUIVALENT = {
 
 SHARED = (
     "for _, each in ipairs(shared and redis.call('ZRANGE', hold",
-    "if not admits(each) and passes then break end",
+    "if admits(each) then",
     "woken, last = woken + 1, each",
+    "elseif not passes or not passes(each) then",
     "for _ = 1, serving ~= '0' and (shared or",
-    "redis.call('ZRANGE', queue, woken, woken)[1]",
     "shared and served >= 56",
     "local polled, served",
     "served = served + 1",
     "if served == 64",
     "not (shared and redis.call('ZSCORE', hold, head))",
     "if not admits(head) then",
-    "turn = not reply and passes and admits(id)",
+    "if not passes or not passes(head) then break end",
+    "place, blocked = place + 1, true",
+    "if unserved == place then",
+    "woken, last, place = woken + 1, head, place + 1",
+    "elseif not blocked then",
     "turn = not reply and admits(id)",
-    "woken, last = woken + 1, head",
     "if not shared and holder and not marked",
     "received > 0 and not shared",
     "return no(number and redis.call('ZRANK', queue, waiter) or -1, turn)",

@@ -90,7 +90,8 @@ SHARED = NUMBERS | {
     ("'ZRANGE', hold, 0, 0, 'WITHSCORES'", "'ZRANGE', hold, 0, 1, 'WITHSCORES'"),
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, -1, -1)[1]"),
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, 0, 1)[1]"),
-    ("'ZRANGE', queue, woken, woken)[1]", "'ZRANGE', queue, woken, -1)[1]"),
+    ("queue, place, place)[1]", "queue, place, -1)[1]"),
+    ("queue, unserved, unserved)[1]", "queue, unserved, -1)[1]"),
     # no command is refused for lack of memory where another has written before
     ("redis.pcall('ZADD', hold", "redis.call('ZADD', hold"),
     # the end of a key, or of a hold, is set to what it is
@@ -136,11 +137,19 @@ MUTEX = (
 """Of the mutex: parts of lines, judged in test_mutants.py."""
 
 OTHERS = {
-    "read-write": (*MUTEX, "not admits(each) and passes", "turn = not reply and passes"),
-    "semaphore": (*MUTEX, "if not admits(each) or not shared"),
+    "read-write": (
+        *MUTEX,
+        "if not passes or not passes(head) then",
+        "place, blocked = place + 1, true",
+        "if unserved == place then",
+        "elseif not blocked then",
+    ),
+    "semaphore": MUTEX,
     "multi": (),
 }
-"""The lines for kinds that let an attempt pass, or do not, are judged with these."""
+"""What lets an op pass a ticket is judged with the semaphore."""
+
+WOKEN = "head, place + 1"
 
 EQUIVALENT = {
     "read-write": SHARED
@@ -150,19 +159,29 @@ EQUIVALENT = {
         ("not reply and admits(id)", "not false and admits(id)"),
         # an attempt has the mode of its waiter
         ("admits(id)", "admits(waiter)"),
-        # several can hold it
-        ("not admits(each) or not shared", " not admits(each) "),
-        ("not admits(each) or not shared", "not admits(each) or not true"),
         # how many readers are woken does not matter
+        ("true, 0, 0, nil, 0", "true, 0, 1, nil, 0"),
         *(("woken + 1, each", instead) for instead in ("0 + 1, each", "1 + 1, each", "woken + 2, each", "woken, each")),
+        *((f"woken + 1, {WOKEN}", f"{instead}, {WOKEN}") for instead in ("0 + 1", "1 + 1", "woken + 2", "woken")),
+        # no reader and no writer passes another one
+        ("not passes or not passes(each)", " not passes "),
+        ("not passes or not passes(each)", "not passes or passes(each)"),
+        ("not passes or not passes(each)", "true"),
     },
     "semaphore": SHARED
     | {
-        # it passes each ticket that cannot enter
-        ("not admits(each) and passes", " not admits(each) "),
-        ("not reply and passes and admits(id)", " not reply  and  admits(id) "),
-        # who could not enter has been refused before, and a ticket that becomes a hold has no slot
-        ("passes and admits(id)", "passes and admits(waiter)"),
+        # where it does not pass, it cannot enter itself
+        ("elseif not passes or not passes(each) then", "elseif  not passes  then"),
+        ("elseif not passes or not passes(each) then", "elseif  not passes(each)  then"),
+        ("elseif not passes or not passes(each) then", "elseif false then"),
+        ("elseif not passes or not passes(each) then", "elseif not passes and not passes(each) then"),
+        ("          return no(0)", ""),
+        ("not passes or not passes(head)", " not passes(head) "),
+        # no number of permits is 0, and a ticket wants as many as its attempt
+        ("wants(blocked) or 0", "wants(blocked) or 1"),
+        ("wants(id) or 0", "wants(id) or 1"),
+        ("wants(id)", "wants(waiter)"),
+        ("permits or 0", "permits or 1"),
         # no op asks it to be fair
         ("string.sub(ARGV[8], 1, 1)", "ARGV[8]"),
         ("string.sub(ARGV[8], 1, 1)", "string.sub(ARGV[8], 1, 2)"),

@@ -82,6 +82,7 @@ READERS, WRITERS = world("r."), world("w.")
 WRITERS_TOO = world("r. w. r. r. w. w. w. r. w.")  # the second and the sixth are writers
 MIXED = world("r. w. r. r. r. r. w. r. w.")  # the second is a writer
 THREE = world("s3/. s3/. s3/. s3/. s3/. s3/. s3/1. s3/0. s3/1.")  # attempts at slots
+TWO = world("s2/. s1/. s2/. s1/. s2/.")  # the second and the fourth want fewer permits
 MANY = world("f", "f", "r. w. r. r. r. r. w. r. w.")
 LOSE_ALL = tuple(lose("hold", name) for name in range(3))
 SHARED: dict[str, list[Step]] = {
@@ -355,6 +356,48 @@ OWN: dict[str, dict[str, Play]] = {
                 *(acquire(), tries(YOUNGER, fresh=500), Pass(1), tries(FOURTH), peek(THIRD), acquire(THIRD)),
                 *(release(THIRD), looks(THIRD), tries(FOURTH, serve=Serve.WAKE), peek(THIRD), looks(THIRD)),
                 *(release(FOURTH), Pass(499), peek(THIRD), acquire(THIRD, serve=Serve.GRANT)),
+            ],
+        ),
+        "those behind waiters with fewer permits are served": (
+            TWO,
+            [
+                *(acquire(), acquire(THIRD), tries(YOUNGER), Pass(1), tries(FOURTH), Pass(1), tries(FIFTH)),
+                *(calls(), grants(YOUNGER), peek(THIRD), acquire(), grants(THIRD), calls(FOURTH), breaks()),
+            ],
+        ),
+        "the first that is passed is notified of a rest": (
+            TWO,
+            [
+                *(acquire(), acquire(THIRD), tries(YOUNGER), Pass(1), tries(FIFTH), Pass(1), tries(FOURTH)),
+                *(release(THIRD, rest=5_000), calls(), grants(FIFTH), calls(FOURTH)),
+            ],
+        ),
+        "the first that is passed is notified of a rest, behind one that is woken": (
+            TWO,
+            [
+                *(acquire(), acquire(THIRD), tries(FIFTH), Pass(1), tries(YOUNGER), Pass(1), tries(FOURTH)),
+                *(release(THIRD, rest=5_000), calls(), grants()),
+            ],
+        ),
+        "the first that is passed is notified, behind one that polls": (
+            TWO,
+            [
+                *(acquire(), acquire(THIRD), tries(YOUNGER), Pass(1), tries(MUTE), Pass(1), tries(FOURTH)),
+                *(grants(), calls(THIRD)),
+            ],
+        ),
+        "a ticket of another kind is passed": (
+            world("s2/. r. s2/. s1/. s2/."),
+            [
+                *(looks(YOUNGER), peek(ELDER), acquire(ELDER), looks(FOURTH), tries(THIRD), tries(FIFTH)),
+                *(calls(THIRD), peek(THIRD), grants(), breaks()),
+            ],
+        ),
+        "an attempt with fewer permits passes nobody": (
+            TWO,
+            [
+                *(acquire(), tries(YOUNGER), Pass(1), tries(FIFTH, fresh=500), lose("hold"), acquire(FOURTH)),
+                *(peek(FOURTH), peek(THIRD), acquire(THIRD), tries(FOURTH), looks(FIFTH), Pass(500), looks(FIFTH)),
             ],
         ),
         "fewer permits than are in": (

@@ -12,7 +12,7 @@ from asynclock.protocol.causes import NoLease
 from asynclock.protocol.planner import Next, Plan, Planner
 from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import Ballot
-from asynclock.rules.model import ACQUIRE, WAIT, Kind, Verb
+from asynclock.rules.model import ACQUIRE, WAIT, Kind, Slots, Verb
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
@@ -82,7 +82,15 @@ AT_MANY: list[tuple[Kind, Verb, list[Vote], int, Next]] = [
     (MUTEX, ACQUIRE, [held_by("a", rank=-1), held_by("a", rank=0)], 1, Next.WAIT_FOR_HOLDER),
     (Semaphore(2), ACQUIRE, [held_by("a", slots=(0,)), held_by("a", slots=(0,))], 1, Next.TRY_ANOTHER_SLOT),
     (Semaphore(2), ACQUIRE, [held_by("a", slots=(0, 1)), held_by("a", slots=(0, 1))], 1, Next.WAIT_FOR_HOLDERS),
-    (Semaphore(2, "1"), ACQUIRE, [held_by("a", slots=(0,)), held_by("a", slots=(0,))], 1, Next.WAIT_FOR_HOLDERS),
+    (Semaphore(2, "1"), ACQUIRE, [held_by("a", slots=(0,))] * 2, 1, Next.BACK_OFF_AFTER_SPLIT),  # for waiters
+    (Semaphore(2, "1"), ACQUIRE, [held_by("a", rank=3, slots=(0,))] * 2, 1, Next.WAIT_FOR_HOLDERS),
+    (Semaphore(1, "1"), ACQUIRE, [held_by("a", slots=(0,))] * 2, 1, Next.WAIT_FOR_HOLDERS),  # of more permits
+    (Semaphore(2, "0"), WAIT, [held_by("a", rank=1, slots=(0,))] * 2, 1, Next.BACK_OFF_AFTER_SPLIT),
+    (Semaphore(2, "0"), WAIT, [held_by("a", slots=(0, 1))] * 2, 1, Next.WAIT_FOR_HOLDERS),
+    (Semaphore(2, "0"), WAIT, [Refused(None, rank=0, slots=Slots((0,)))] * 2, 1, Next.TRY),
+    (Semaphore(2, "0"), WAIT, [Refused(None, rank=4, slots=Slots((0,)))] * 2, 1, Next.LET_EARLIER_TRY),
+    (READ, WAIT, [Refused(None, rank=4)] * 2, 1, Next.LET_EARLIER_TRY),
+    (FAIR, WAIT, [Refused(None, rank=4)] * 2, 1, Next.WAIT_FOR_TURN),
     (
         Semaphore(2, "1"),
         ACQUIRE,

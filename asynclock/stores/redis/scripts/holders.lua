@@ -2,9 +2,9 @@
 -- queue.lua. The hold of such a name is a sorted set: the ids of the holders, by the end of their leases in Unix ms.
 
 --@ part holders
--- Before this part, the kind's own text defines `letters`, a pattern of the 34th character of its ids, and `passes`.
+-- Before this part, the kind's own text defines `letters`: a pattern of the 34th character of its ids.
 --@ join clock
-local now, shared, order, woken, last = math.floor(us / 1000), true, 0, 0, nil
+local now, shared, order, woken, last, unserved = math.floor(us / 1000), true, 0, 0, nil, 0
 local first = redis.pcall('ZRANGE', hold, 0, 0)
 if first.err then
   --@ join undo_of_another_kind
@@ -39,7 +39,7 @@ local adopted = verb == 'adopt' and not held and redis.call('ZSCORE', hold, wait
 local enter = adopted or held and (verb == 'acquire' or verb == 'adopt')
 
 --@ part no_tickets
--- Before this part, the kind's own text defines admits(id), as of queue.lua. An attempt enters after the tickets that can
+-- Before this part, the kind's own text defines admits(id), and passes, as of queue.lua. An attempt enters after the tickets that can
 -- enter, but not if it heals.
 if verb == 'acquire' and not enter and admits(id) then
   enter = string.sub(ARGV[8], 1, 1) == '0' or redis.call('EXISTS', queue) == 0

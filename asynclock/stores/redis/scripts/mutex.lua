@@ -41,14 +41,14 @@ if not enter then
     return other
   end
   --@ join clock
-  local now, shared, passes, woken, last = math.floor(us / 1000), false, false, 0, nil
+  local now, shared, passes, woken, last, unserved = math.floor(us / 1000), false, nil, 0, nil, 0
   local done = not held and verb == 'release' and string.find(ARGV[6], 'f') and (holder or 'asynclock~done')
   if done == 'asynclock~done' then held = true end  -- a run of `once` has returned: its release marks a free name
-  local function admits() return not holder end
+  local function admits() return not holder and not last end
   if verb == 'peek' and #ARGV[8] > 1 then
     --@ join goes_first
   end
-  if verb == 'peek' then return no(holder and 0 or -1) end
+  if verb == 'peek' then return no(admits() and -1 or 0) end
   --@ join ticket
 
   local function grant(who, ends)

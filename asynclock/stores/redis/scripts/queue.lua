@@ -68,22 +68,25 @@ if before[64] then return no(0) end
 for _, each in ipairs(before) do
   local fresh = string.match(redis.call('HGET', tickets, string.sub(each, 1, 32)) or '0 0', '%S+ (%S+)')
   if tonumber(fresh) > now then
-    if not admits(each) and passes then break end
-    if not admits(each) or not shared then return no(0) end
-    woken, last = woken + 1, each
+    if admits(each) then
+      woken, last = woken + 1, each
+    elseif not passes or not passes(each) then
+      return no(0)
+    end
   end
 end
 
 --@ part ticket
 -- Before this part, the kind's own text defines:
 --   shared           whether several ids can hold the name
---   passes           whether an id can enter before a ticket that cannot enter yet
+--   passes(blocked)  nil; or whether this call serves those behind a ticket that cannot enter, and may enter itself
 --   held, f          whether this id holds it; F
 --   holder, marked   a mutex: the holder, and whether the hold has the mark of a waiter
 --   us, now          the server's clock in us and in ms
 --   waiter           the id of the ticket of this call
 --   order            0; the ticket's order key once it is stored
 --   woken, last      0 and nil; how many waiters this call has woken, and the id of the last one
+--   unserved         0; the place in the queue of the first waiter that this call has not woken
 --   admits(id)       whether the id can enter beside the holders and the waiters that were woken
 --   no(rank, turn)   the reply of a refusal; turn: all tickets before the waiter are served, and it can enter
 local serving, number, fresh, asked, tasks = string.sub(ARGV[8], 1, 1), string.match(ARGV[11], '(%S+) (%S+) (%S+) (%S+)')
@@ -127,7 +130,7 @@ end
 
 -- Notifies the first waiter that was not woken now of when the name will be free. A client that polls asks by itself.
 local function notify_of_rest(left)
-  local index = woken
+  local index = unserved
   for _ = 1, 512 do
     local who = redis.call('ZRANGE', queue, index, index)[1]
     if not who then return end
@@ -175,23 +178,22 @@ elseif number then
 end
 
 -- Serve the waiters from the head of the queue, up to the waiter of this call, as long as they can enter.
-local polled, served = false, 0
+local polled, served, place = false, 0, 0
 for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
-  local head = redis.call('ZRANGE', queue, woken, woken)[1]
+  local head = redis.call('ZRANGE', queue, place, place)[1]
   if not head or not reply and head == waiter then
     turn = not reply and admits(id)  -- a break has no id
     break
   end
   local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32)) or '0 0 0 0'
   local its, fresh, ends, fences = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
-  local received, left = 0, shared and served >= 56 and '-3' or '-1'  -- -3: this waiter continues the batch
+  local blocked, received, left = false, 0, shared and served >= 56 and '-3' or '-1'  -- -3: this waiter continues the batch
   local wakes = serving == '1' or fences == '0'
   if tonumber(fresh) > now and not (shared and redis.call('ZSCORE', hold, head)) then
     if not admits(head) then
-      turn = not reply and passes and admits(id)
-      break
-    end
-    if wakes then
+      if not passes or not passes(head) then break end
+      place, blocked = place + 1, true
+    elseif wakes then
       received = notify(head, its, '0', left)
     else
       local top = math.max(f + 1, us) + (fences - 1)
@@ -206,8 +208,9 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   end
   if not received then break end
   if wakes and received > 0 then
-    woken, last = woken + 1, head
-  else
+    if unserved == place then unserved = place + 1 end
+    woken, last, place = woken + 1, head, place + 1
+  elseif not blocked then
     drop(head)  -- it has entered, or its ticket is stale, or its client does not listen
   end
   if received > 0 and not shared then break end
@@ -215,7 +218,7 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   if served == 64 then break end
 end
 if polled then  -- the release of such a holder may notify nobody: the next waiter asks, and sees that
-  local head = redis.call('ZRANGE', queue, woken, woken)[1]
+  local head = redis.call('ZRANGE', queue, unserved, unserved)[1]
   local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
   if ticket then notify(head, string.match(ticket, '%S+'), '0', '-1') end
 end

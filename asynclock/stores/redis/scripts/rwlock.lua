@@ -2,7 +2,7 @@
 --
 -- KEYS, ARGV  as in queue.lua; the 34th character of an id is r or w
 -- returns     as in queue.lua; the holder of {0, pttl, holder, ...} is the one whose lease ends last
-local letters, passes = '^[rw]', false
+local letters, passes = '^[rw]', nil
 --@ join names
 --@ join holders
 

@@ -5,7 +5,7 @@
 --             no other hold. A hold on a single node has no slot, and a ticket has none.
 -- returns     as in queue.lua, but {0, pttl, holder, rank, order, taken}: the holder is the one whose lease ends first;
 --             taken is the slots in use, separated by spaces
-local letters, passes = '^s', true
+local letters = '^s'
 --@ join names
 --@ join holders
 
@@ -15,7 +15,7 @@ end
 
 local function admits(who)
   local permits, slot = wants(who)
-  if redis.call('ZCARD', hold) + woken >= tonumber(permits) then return false end
+  if redis.call('ZCARD', hold) + woken >= tonumber(permits or 0) then return false end
   if slot ~= '' then
     for _, each in ipairs(redis.call('ZRANGE', hold, 0, -1)) do
       local _, other = wants(each)
@@ -25,6 +25,9 @@ local function admits(who)
   return true
 end
 
+local function passes(blocked)
+  return tonumber(wants(blocked) or 0) < tonumber(wants(id) or 0)
+end
 --@ join no_tickets
 
 if not enter then
