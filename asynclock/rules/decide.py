@@ -29,10 +29,12 @@
    serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. An op visits
    at most VISITED tickets. An attempt at such a kind, as at a fair mutex, enters after the tickets that can enter now,
    so that a client that acquires again at once starves nobody; a reader enters after a writer that cannot enter yet,
-   too. An op passes the tickets that want a number of permits that is less than its own, and too small to enter now. A
-   waiter for several names (span 0) is woken and never becomes the holder. While a name rests (min_hold, `once`), the
-   first waiter is notified of when that ends: by the release that begins it, and by one that leaves only rests; by the
-   first waiter, if it leaves; and by a waiter that has entered, which sends the release of an id that nobody has used.
+   too. A waiter that was woken counts as entering, and is notified no more until it sends its ticket again: else each
+   release and each attempt would notify all that are on their way. An op passes the tickets that want a number of
+   permits that is less than its own, and too small to enter now. A waiter for several names (span 0) is woken and never
+   becomes the holder. While a name rests (min_hold, `once`), the first waiter is notified of when that ends: by the
+   release that begins it, and by one that leaves only rests; by the first waiter, if it leaves; and by a waiter that
+   has entered, which sends the release of an id that nobody has used.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
@@ -63,6 +65,7 @@ from asynclock.rules.model import (
     RESTING,
     RESTING_MARK,
     SERVED,
+    TAG_LENGTH,
     TIMED,
     VISITED,
     Entry,
@@ -290,14 +293,19 @@ class Decision:
                 place += 1
                 continue
             wakes = serve is Serve.WAKE or not head.span
-            received = self._wake(head, last) if wakes else self._grant(head, last)
+            comes = wakes and head.notified  # it sends its ticket again, by which it gets the next notice
+            if comes:
+                received = self.has_listener(head.id[:TAG_LENGTH])
+            else:
+                received = self._wake(head, last) if wakes else self._grant(head, last)
             if received is False:
                 self._drop(head.id)
                 continue
-            served += 1
             if received is None or not self.kind.shared:
                 return False
+            served += not comes
             if wakes:
+                self._put(queue=(*queue[:place], head._replace(notified=True), *queue[place + 1 :]))
                 entering.append(Entry(head.id, head.ends))
                 self.unserved += self.unserved == place
                 place += 1

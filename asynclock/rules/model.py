@@ -49,6 +49,7 @@ class Ticket(NamedTuple):
     ends: float  # when it expires, and when the hold ends that it becomes
     span: int  # the number of fences that it takes; 0: it is woken, and never becomes the holder
     tasks: int = 1  # of its client that waited for the name when it was sent
+    notified: bool = False  # since it was sent, of a kind that several ids can hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,8 @@ def view(state: State, now: float) -> View:
 
 def _ticket(ticket: Ticket) -> str:
     """The ticket in the hash."""
-    return f"{ticket.number} {int(ticket.fresh * 1000)} {int(ticket.ends * 1000)} {ticket.span} {ticket.tasks}"
+    times = f"{int(ticket.fresh * 1000)} {int(ticket.ends * 1000)}"
+    return f"{ticket.number} {times} {ticket.span} {ticket.tasks}{' !' if ticket.notified else ''}"
 
 
 def view_of(rows: Sequence[Any]) -> View:
@@ -381,7 +382,7 @@ def _with_tickets(decided: Reply, op: Op, real: View, took: float) -> Reply:
     texts, scores = real.get(AT.tickets, ({}, 0))[0], dict(real.get(AT.queue, ([], 0))[0])
     waiter, queue, late = op.queueing.waiter or op.id, [], 0
     for each in decided.state.queue:
-        given, fresh, ends, *_ = map(int, texts.get(each.id[:ID_LENGTH], "0 0 0 0 1").split())
+        given, fresh, ends = map(int, texts.get(each.id[:ID_LENGTH], "0 0 0 0 1").split()[:3])
         near = all(0 <= a - int(b * 1000) <= took + 1 for a, b in ((fresh, each.fresh), (ends, each.ends)))
         if each.id == waiter and each.order != op.queueing.order:
             late = scores.get(each.id, 0) - each.order

@@ -225,7 +225,7 @@ class SQLPlayer:
             reply, part = decide(cast("Rule", op.kind), met[0], op, now), 0
             after, notices = [reply.state], reply.notices
         for index, old, new in zip(names, before, after, strict=True):
-            self.states[index] = _with_end(new, old)
+            self.states[index] = _stored(_with_end(new, old))
         vote = await self.stage.ask(self._prefix, op)
         assert vote == vote_of(reply, now, part), f"{op}: {vote}, not {vote_of(reply, now, part)}"
         assert self.stage.notices == list(notices), f"{op}: {self.stage.notices}, not {notices}"
@@ -247,6 +247,11 @@ def _with_end(after: State, before: State) -> State:
     """A counter that was not written has its old end."""
     kept = after.fence_ends == math.inf and before.fence_ends < math.inf
     return replace(after, fence_ends=before.fence_ends) if kept else after
+
+
+def _stored(state: State) -> State:
+    """A row does not keep which waiters were notified."""
+    return replace(state, queue=tuple(each._replace(notified=False) for each in state.queue))
 
 
 def _alive(state: State, now: float) -> State:

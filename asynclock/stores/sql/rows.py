@@ -39,6 +39,10 @@ CLOCK = f"{RESERVED}clock"
 NOTICES = f"{RESERVED}notice:"
 """The begin of the names of rows that are notices for a client without push messages."""
 
+_TICKET = 7
+"""The fields of a ticket that a row keeps. Here a waiter is granted its hold, so nobody looks at whether it was
+notified (but for waiters of several names, which are notified again)."""
+
 _LARGEST = 2**63 - 1
 """Of a BIGINT."""
 
@@ -111,7 +115,7 @@ def row_of(key: str, state: State, looks: Iterable[str] = ()) -> Row:
         "fence": state.fence,
         "fence_ends": state.fence_ends,
         "undone": state.undone,
-        "queue": state.queue,
+        "queue": [each[:_TICKET] for each in state.queue],
         "queue_ends": state.queue_ends,
         "marked": state.marked,
         "looks": tags,
@@ -186,10 +190,9 @@ def _entry(value: Any) -> Entry:
 
 
 def _ticket(value: Any) -> Ticket:
-    order, id_, number, fresh, ends, span, *tasks = value
-    return Ticket(
-        _number(order), _text(id_), _number(number), _time(fresh), _time(ends), _number(span), *map(_number, tasks)
-    )
+    order, id_, number, fresh, ends, span, *rest = value
+    (tasks,) = rest or (1,)
+    return Ticket(_number(order), _text(id_), _number(number), _time(fresh), _time(ends), _number(span), _number(tasks))
 
 
 def _text(value: Any) -> str:

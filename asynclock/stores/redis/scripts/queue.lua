@@ -4,7 +4,8 @@
 -- KEYS  1 hold     a mutex: a string; other kinds: a sorted set (holders.lua). It expires when the last lease ends.
 --       2 fence    string: F, the highest fencing token that this node knows of for the name
 --       3 queue    sorted set: the ids of the waiters, by order key
---       4 tickets  hash: random part of a waiter's id -> number, fresh until, ends (Unix ms), span, tasks
+--       4 tickets  hash: random part of a waiter's id -> number, fresh until, ends (Unix ms), span, tasks; a ! follows
+--                  once the waiter was notified, of kinds that several ids can hold
 --       5 undone   string: the tombstone of this id. While it exists, the id is not granted.
 -- ARGV  1 verb     acquire, extend, release; wait: renew a ticket and reply whether it can enter; adopt: take over the
 --                  hold of another id; break: remove the holds; peek: reply whether an acquire would enter
@@ -189,10 +190,13 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   local its, fresh, ends, fences = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
   local blocked, received, left = false, 0, shared and served >= 56 and '-3' or '-1'  -- -3: this waiter continues the batch
   local wakes = serving == '1' or fences == '0'
+  local comes = wakes and string.sub(ticket, -1) == '!'  -- it sends its ticket again, by which it gets the next notice
   if tonumber(fresh) > now and not (shared and redis.call('ZSCORE', hold, head)) then
     if not admits(head) then
       if not passes or not passes(head) then break end
       place, blocked = place + 1, true
+    elseif comes then
+      received = listens(head)
     elseif wakes then
       received = notify(head, its, '0', left)
     else
@@ -210,11 +214,12 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   if wakes and received > 0 then
     if unserved == place then unserved = place + 1 end
     woken, last, place = woken + 1, head, place + 1
+    if shared and not comes then redis.call('HSET', tickets, string.sub(head, 1, 32), ticket .. ' !') end
   elseif not blocked then
     drop(head)  -- it has entered, or its ticket is stale, or its client does not listen
   end
   if received > 0 and not shared then break end
-  if received > 0 then served = served + 1 end
+  if received > 0 and not comes then served = served + 1 end
   if served == 64 then break end
 end
 if polled then  -- the release of such a holder may notify nobody: the next waiter asks, and sees that
@@ -238,6 +243,11 @@ local function notify(to, its, token, left, by)
   return type(received) == 'number' and received
 end
 
+-- The number of clients that would receive it; 1: no permission to ask.
+local function listens(to)
+  return redis.pcall('PUBSUB', 'NUMSUB', 'asynclock~' .. string.sub(to, 1, 12))[2] or 1
+end
+
 --@ part notify_in_shard
 -- The same in a cluster. `shard` is a hash tag in a slot of this server: clients subscribe to a channel there. If the
 -- client is not connected here, the notice goes to the clients of all servers, because slots may have moved. SPUBLISH is
@@ -249,4 +259,10 @@ local function notify(to, its, token, left, by)
   local received = (redis.pcall('PUBSUB', 'SHARDNUMSUB', own)[2] or 0) > 0 and redis.pcall('SPUBLISH', own, notice)
   if type(received) ~= 'number' or received == 0 then received = redis.pcall('PUBLISH', channel, notice) end
   return type(received) == 'number' and received
+end
+
+local function listens(to)
+  local channel = 'asynclock~' .. string.sub(to, 1, 12)
+  local found = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel .. '{' .. shard .. '}')[2] or 0
+  return found > 0 and found or redis.pcall('PUBSUB', 'NUMSUB', channel)[2] or 1
 end
