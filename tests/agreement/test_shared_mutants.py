@@ -116,8 +116,12 @@ SHARED = NUMBERS | {
     ("if quick and redis.call('EXISTS', queue) == 0 then return {redis.call('ZREM', hold, id), f} end", ""),
     ("if number then", "if true then"),
     ("if number then", "if 0 then"),
-    # more than no client received it
+    # more than no client received it, or would
     ("received, polled = 1", "received, polled = 2"),
+    ("[2] or 1", "[2] or 2"),
+    # several can hold it
+    ("if shared and not comes then", "if  not comes  then"),
+    ("if shared and not comes then", "if true and not comes then"),
     # a ticket that is stored twice is there once
     ("number and verb == 'release'", " number "),
     # it is the id of the release that rests

@@ -147,7 +147,13 @@ def crowds(mode: str) -> dict[str, list[Step]]:
         "a peek of the server behind one fewer": [acquire(), crowd(mode, SERVED - 1), peek(FIFTH)],
         "a peek of the server behind so many": [acquire(), crowd(mode, SERVED), peek(FIFTH), release(), peek(FIFTH)],
         "as many as allowed are granted": [acquire(), one_clients_crowd(mode, SERVED + 1), grants(), looks(YOUNGER)],
-        "as many as allowed are notified": [acquire(), one_clients_crowd(mode, SERVED + 1), calls(), looks(YOUNGER)],
+        "as many as allowed are notified": [
+            acquire(),
+            one_clients_crowd(mode, SERVED + 1),
+            calls(),
+            looks(YOUNGER),
+            calls(THIRD),
+        ],
         "as many as allowed are notified beside a rest": [
             *(acquire(), one_clients_crowd(mode, SERVED + 1), grants(rest=1_000), calls(YOUNGER)),
         ],
