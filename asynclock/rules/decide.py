@@ -65,7 +65,6 @@ from asynclock.rules.model import (
     RESTING,
     RESTING_MARK,
     SERVED,
-    TAG_LENGTH,
     TIMED,
     VISITED,
     Entry,
@@ -294,10 +293,7 @@ class Decision:
                 continue
             wakes = serve is Serve.WAKE or not head.span
             comes = wakes and head.notified  # it sends its ticket again, by which it gets the next notice
-            if comes:
-                received = self.has_listener(head.id[:TAG_LENGTH])
-            else:
-                received = self._wake(head, last) if wakes else self._grant(head, last)
+            received = comes or (self._wake(head, last) if wakes else self._grant(head, last))
             if received is False:
                 self._drop(head.id)
                 continue

@@ -238,7 +238,7 @@ class Server:
             if word == b"SPUBLISH":
                 return self._publish_in_shard(call[1], call[2])
             if word == b"PUBSUB":
-                return [call[2], len(self._listeners(call[2], shard=call[1].upper() == b"SHARDNUMSUB"))]
+                return [call[2], len(self._listeners(call[2], shard=True))]
             if (not wrote or self.role == "replica") and (refused := self._refuses(call)) is not None:
                 return refused
             wrote |= self.keys.is_write(word)

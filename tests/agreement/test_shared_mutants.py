@@ -118,7 +118,7 @@ SHARED = NUMBERS | {
     ("if number then", "if 0 then"),
     # more than no client received it, or would
     ("received, polled = 1", "received, polled = 2"),
-    ("[2] or 1", "[2] or 2"),
+    ("      received = 1", "      received = 2"),
     # several can hold it
     ("if shared and not comes then", "if  not comes  then"),
     ("if shared and not comes then", "if true and not comes then"),

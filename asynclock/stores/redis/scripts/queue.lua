@@ -196,7 +196,7 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
       if not passes or not passes(head) then break end
       place, blocked = place + 1, true
     elseif comes then
-      received = listens(head)
+      received = 1
     elseif wakes then
       received = notify(head, its, '0', left)
     else
@@ -243,11 +243,6 @@ local function notify(to, its, token, left, by)
   return type(received) == 'number' and received
 end
 
--- The number of clients that would receive it; 1: no permission to ask.
-local function listens(to)
-  return redis.pcall('PUBSUB', 'NUMSUB', 'asynclock~' .. string.sub(to, 1, 12))[2] or 1
-end
-
 --@ part notify_in_shard
 -- The same in a cluster. `shard` is a hash tag in a slot of this server: clients subscribe to a channel there. If the
 -- client is not connected here, the notice goes to the clients of all servers, because slots may have moved. SPUBLISH is
@@ -259,10 +254,4 @@ local function notify(to, its, token, left, by)
   local received = (redis.pcall('PUBSUB', 'SHARDNUMSUB', own)[2] or 0) > 0 and redis.pcall('SPUBLISH', own, notice)
   if type(received) ~= 'number' or received == 0 then received = redis.pcall('PUBLISH', channel, notice) end
   return type(received) == 'number' and received
-end
-
-local function listens(to)
-  local channel = 'asynclock~' .. string.sub(to, 1, 12)
-  local found = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel .. '{' .. shard .. '}')[2] or 0
-  return found > 0 and found or redis.pcall('PUBSUB', 'NUMSUB', channel)[2] or 1
 end
