@@ -137,6 +137,12 @@ def test_waiters_for_several_names_do_not_keep_each_other_out() -> None:
     assert simulate(plan_of(26001255, 13)).flaw is None
 
 
+@pytest.mark.parametrize(("seed", "run"), [(63000300, 16), (62000297, 12)])
+def test_a_waiter_for_a_lock_that_others_share_is_not_passed_over(seed: int, run: int) -> None:
+    """Over several nodes, by writers of a client that acquires again at once, or by a reader that enters by itself."""
+    assert simulate(plan_of(seed, run)).flaw is None
+
+
 def test_a_silent_server_in_quarantine_is_noticed() -> None:
     """The renewals that it gets cast no vote, but have a time limit. Without it the connection stayed as it was."""
     assert simulate(plan_of(700023, 9)).flaw is None
