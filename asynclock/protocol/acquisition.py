@@ -361,7 +361,9 @@ class Acquisition(Claim):
         refused, slot = self._yields, None
         if planner is not None:  # not the first round
             refused, slot = refused or planner.refused is not None, planner.take_slot()
-            self._by_itself, self._heard = self._heard is None or not self._heard.nodes, None
+            if not planner.met_attempt:  # else the notice of the try before counts
+                self._by_itself = self._heard is None or not self._heard.nodes
+            self._heard = None
         behind = queue.waiting if queue is not None else 0
         core, ends = self._core, self._give_up
         if self.asked_late:

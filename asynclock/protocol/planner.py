@@ -396,6 +396,7 @@ class Planner:
         self._obstacles: Obstacles | None = None
         self._slot: int | None = None  # the one to ask for next; None: any
         self._splits = 0  # split votes, or tries of another slot, in a row
+        self.met_attempt = False  # the last try was refused because another one had its slot
         self.refused: Refused | None = None  # the last refusal by a majority; None after an outage
         self.answered_at = -math.inf  # when a majority answered last; -math.inf after an outage
         # The error of the last round, if nodes lost their idle connections. None again once a majority answers, and in
@@ -512,6 +513,7 @@ class Planner:
                 turns=(HEADS if kind.shared else 1) if kind.respects_queue else 0,
             )
         )
+        self.met_attempt = step is Next.TRY_ANOTHER_SLOT
         # The outage is over, unless this round had no ticket and the next one has one: a server that cannot write (out
         # of memory, for example) refuses a round without a ticket, too, and only a ticket reveals that.
         if ballot.op.queueing.number or step not in (Next.TRY, Next.TRY_WITH_NEW_ID):

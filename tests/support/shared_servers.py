@@ -225,6 +225,16 @@ def another_kind_is_reported(odd: Odd) -> None:
     assert odd.cli.zcard(AT[0].hold) == 2
 
 
+def full_refusal_notifies(odd: Odd) -> None:
+    """An attempt without a ticket that finds room for another waiter is refused, and not for lack of memory."""
+    odd.waits()
+    if odd.world.part(0, ELDER).kind.letter == "r":
+        return  # it enters beside another reader
+    answer: Any = odd.full(Verb.ACQUIRE, fence=7, serve=Serve.WAKE)
+    assert answer[:2] == [0, -2]
+    assert len(odd.published()) == 1
+
+
 def an_undo_at_another_kind_leaves_its_tombstone(odd: Odd) -> None:
     """The name is in use as a mutex, or as another kind whose holds are kept in the same way."""
     other = {"s": "r", "r": "s2/", "w": "s2/"}[odd.id(ELDER)[33]]
@@ -248,6 +258,7 @@ ONE: list[Promise] = [
     full_release_grants,
     full_release_stores_the_ticket_again,
     full_probe_grants_nothing,
+    full_refusal_notifies,
     another_type_is_reported,
     another_kind_is_reported,
     an_undo_at_another_kind_leaves_its_tombstone,

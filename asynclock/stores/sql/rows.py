@@ -40,8 +40,8 @@ NOTICES = f"{RESERVED}notice:"
 """The begin of the names of rows that are notices for a client without push messages."""
 
 _TICKET = 7
-"""The fields of a ticket that a row keeps. Here a waiter is granted its hold, so nobody looks at whether it was
-notified (but for waiters of several names, which are notified again)."""
+"""The fields of a ticket that a row keeps. A waiter that was notified, and not granted its hold (of several names, or
+over several nodes), may be notified again."""
 
 _LARGEST = 2**63 - 1
 """Of a BIGINT."""

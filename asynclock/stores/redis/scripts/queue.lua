@@ -214,7 +214,7 @@ for _ = 1, serving ~= '0' and (shared or not holder) and 512 or 0 do
   if wakes and received > 0 then
     if unserved == place then unserved = place + 1 end
     woken, last, place = woken + 1, head, place + 1
-    if shared and not comes then redis.call('HSET', tickets, string.sub(head, 1, 32), ticket .. ' !') end
+    if shared and not comes then redis.pcall('HSET', tickets, string.sub(head, 1, 32), ticket .. ' !') end
   elseif not blocked then
     drop(head)  -- it has entered, or its ticket is stale, or its client does not listen
   end
