@@ -107,12 +107,12 @@ async def test_d3_a_reader_is_not_healed_beside_a_writer(five: list[Server], nam
     ):
         lease = await client.read(name).acquire(timeout=None)
         await sent([client, other])
-        waiting = asyncio.create_task(other.write(name).acquire(timeout=None))
-        await until(in_queue(some, name, 1))
         with odd.cli() as cli:
             cli.delete(key_of(name))
         writer = await alone.write(name).acquire(timeout=0)
         assert writer is not None
+        waiting = asyncio.create_task(other.write(name).acquire(timeout=None))
+        await until(in_queue(some, name, 1))
         for _ in range(3):
             await renewed(lease, client)
             assert readers(odd, name) == [id_of(writer).encode()]
