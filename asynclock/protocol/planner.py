@@ -17,7 +17,7 @@ from asynclock.protocol.causes import NoLease
 from asynclock.protocol.core import uniform
 from asynclock.quorum.ballot import UNREACHABLE
 from asynclock.quorum.denials import first_free, is_held, most_named, soonest
-from asynclock.rules.model import ID_LENGTH, TIMED, WAIT, parts_of
+from asynclock.rules.model import ID_LENGTH, TIMED, WAIT, parts_of, rests
 from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
@@ -366,13 +366,13 @@ class Obstacles:
 
     def since(self, denials: Collection[Refused], nodes: int, now: float) -> float:
         """The time since which the ids at a majority of the nodes are known. Each node names one id: this is the
-        majority-th earliest of the times at which these ids were first named."""
+        majority-th earliest of the times at which these ids were first named. A rest is no attempt."""
         ids = [refused.holder for refused in denials if refused.left is not None]
         since = {holder: self._since.pop(holder, now) for holder in dict.fromkeys(ids)}
         self._since.update(since)  # in the order in which they were named last
         while len(self._since) > max(_REMEMBERED, nodes):
             del self._since[next(iter(self._since))]
-        return sorted(since[holder] for holder in ids)[nodes // 2]
+        return sorted(-math.inf if rests(holder) else since[holder] for holder in ids)[nodes // 2]
 
     def taken(self, ballot: Ballot) -> list[Slots]:
         """The slots in use at each node, of a kind that has slots, by its recent replies."""

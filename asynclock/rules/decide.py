@@ -30,11 +30,11 @@
    at most VISITED tickets. An attempt at such a kind, as at a fair mutex, enters after the tickets that can enter now,
    so that a client that acquires again at once starves nobody; a reader enters after a writer that cannot enter yet,
    too. A waiter that was woken counts as entering, and is notified no more until it sends its ticket again: else each
-   release and each attempt would notify all that are on their way. An op passes the tickets that want a number of
-   permits that is less than its own, and too small to enter now. A waiter for several names (span 0) is woken and never
-   becomes the holder. While a name rests (min_hold, `once`), the first waiter is notified of when that ends: by the
-   release that begins it, and by one that leaves only rests; by the first waiter, if it leaves; and by a waiter that
-   has entered, which sends the release of an id that nobody has used.
+   release and each attempt would notify all that are on their way. An op passes the tickets that want fewer permits
+   than its own, and cannot enter now; and where it enters itself, it leaves room for those that were woken. A waiter
+   for several names (span 0) is woken and never becomes the holder. While a name rests (min_hold, `once`), the first
+   waiter is notified of when that ends: by the release that begins it, and by one that leaves only rests; by the first
+   waiter, if it leaves; and by a waiter that has entered, which sends the release of an id that nobody has used.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
@@ -65,7 +65,6 @@ from asynclock.rules.model import (
     RESTING,
     RESTING_MARK,
     SERVED,
-    TIMED,
     VISITED,
     Entry,
     Notice,
@@ -79,9 +78,12 @@ from asynclock.rules.model import (
     is_made_by_asynclock,
     is_ours,
     polls,
+    rests,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asynclock.rules.model import Rule
 
 HasListener: TypeAlias = Callable[[str], bool | None]
@@ -279,14 +281,14 @@ class Decision:
         serve, place, served = self.op.queueing.serve, 0, 0
         for _ in range(VISITED):
             last = served >= SERVED - LAST and self.kind.shared
-            queue, holds = self.state.queue, (*self.state.holds, *entering)
+            queue = self.state.queue
             if len(queue) == place or queue[place].id == until:
-                return self.kind.admits(holds, self.op.id)
+                return self._admits(self.op.id, entering)
             head = queue[place]
             if head.fresh <= self.now or any(each.id == head.id for each in self.state.holds):
                 self._drop(head.id)
                 continue
-            if not self.kind.admits(holds, head.id):
+            if not self._admits(head.id, entering):
                 if not self.kind.passes(head.id, self.op.id):
                     return False
                 place += 1
@@ -311,15 +313,25 @@ class Decision:
 
     def _enters_after_all(self) -> bool:
         """Whether this op could enter if each fresh ticket were served first. It changes nothing."""
-        holds = self.state.holds
+        entering = list[Entry]()
         for each in self.state.queue:
             if each.fresh <= self.now:
                 continue
-            if self.kind.admits(holds, each.id):
-                holds = (*holds, Entry(each.id, each.ends))
+            if self._admits(each.id, entering):
+                entering.append(Entry(each.id, each.ends))
             elif not self.kind.passes(each.id, self.op.id):
                 return False
-        return self.kind.admits(holds, self.op.id)
+        return self._admits(self.op.id, entering)
+
+    def _admits(self, id: str, entering: Sequence[Entry]) -> bool:
+        """Whether the id can enter beside the holders and these, and leaves room for those of these that want fewer
+        permits: they are on their way."""
+        holds = (*self.state.holds, *entering)
+        return self.kind.admits(holds, id) and all(
+            self.kind.admits(tuple(each for each in (*holds, Entry(id, None)) if each is not other), other.id)
+            for other in entering
+            if self.kind.passes(other.id, id)
+        )
 
     def _wake(self, head: Ticket, last: bool) -> bool | None:
         return self._notify(head.id, head.number, continue_batch=last)
@@ -359,7 +371,7 @@ class Decision:
         first = min(self.state.holds, key=lambda each: (each.ends or 0.0, each.id), default=None)
         if first is None or first.ends is None:
             return 0.0
-        return first.ends - self.now if first.id in TIMED or first.id[:1] == RESTING_MARK else 0.0
+        return first.ends - self.now if rests(first.id) else 0.0
 
     def _notify(
         self, id: str, number: int, fence: int = 0, left: float = 0.0, suffix: str = "", **flags: bool

@@ -122,6 +122,11 @@ def letter_of(id: str) -> str:
     return letter if letter.isalpha() and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!") else ""
 
 
+def rests(id: str) -> bool:
+    """Whether it is the hold of a name that rests: no client has it, and it ends by itself."""
+    return id in TIMED or id[:1] == RESTING_MARK
+
+
 def polls(id: str) -> bool:
     """Whether the client of this id receives no notices, and asks again and again."""
     return id[ID_LENGTH : ID_LENGTH + 1] == "!"

@@ -137,9 +137,10 @@ def test_waiters_for_several_names_do_not_keep_each_other_out() -> None:
     assert simulate(plan_of(26001255, 13)).flaw is None
 
 
-@pytest.mark.parametrize(("seed", "run"), [(63000300, 16), (62000297, 12)])
+@pytest.mark.parametrize(("seed", "run"), [(63000300, 16), (62000297, 12), (75000130, 16), (75000216, 15)])
 def test_a_waiter_for_a_lock_that_others_share_is_not_passed_over(seed: int, run: int) -> None:
-    """Over several nodes, by writers of a client that acquires again at once, or by a reader that enters by itself."""
+    """Over several nodes, by writers of a client that acquires again at once; by a reader that enters by itself; by
+    permits beside which a waiter with fewer permits has no room. It does not take a rest for an attempt."""
     assert simulate(plan_of(seed, run)).flaw is None
 
 

@@ -399,6 +399,20 @@ OWN: dict[str, dict[str, Play]] = {
                 *(calls(THIRD), peek(THIRD), grants(), breaks()),
             ],
         ),
+        "who enters leaves room for one with fewer permits that was woken": (
+            TWO,
+            [
+                *(acquire(), tries(YOUNGER), calls(), peek(THIRD), acquire(THIRD), tries(FIFTH), looks(YOUNGER)),
+                *(lose("hold"), Pass(1), calls(MUTE), peek(THIRD), acquire(THIRD), acquire(YOUNGER)),
+            ],
+        ),
+        "room is left for the fewest permits of all that were woken": (
+            world("s3/. s2/. s3/. s3/. s3/."),
+            [
+                *(acquire(), acquire(THIRD), tries(YOUNGER), Pass(1), tries(FOURTH), Pass(1), tries(FIFTH)),
+                *(lose("hold"), calls(MUTE), peek(THIRD), acquire(THIRD), looks(FIFTH), acquire(FIFTH)),
+            ],
+        ),
         "an attempt with fewer permits passes nobody": (
             TWO,
             [

@@ -226,6 +226,15 @@ def test_attempts_and_holds_are_told_apart_by_time() -> None:
     assert plan(WAIT, SENT + 6.0) == Plan(SENT + 6.5)
 
 
+def test_the_end_of_a_rest_is_awaited_at_once() -> None:
+    """No attempt has its id, so the nodes may name different ones: the name is free when a majority of them ends."""
+    planner, taken = made(3, Semaphore(3)), Slots((0, 1, 2))
+    rests = [Refused(left, f"~{id_of(who)[1:]}", 0, slots=taken) for who, left in (("a", 1.0), ("b", 1.5), ("c", 2.0))]
+    ballot = voted(*rests, kind=Semaphore(3))
+    assert refused(planner, ballot) is Next.WAIT_FOR_HOLDERS
+    assert planner.plan(Next.WAIT_FOR_HOLDERS, ballot, SENT + 0.25) == Plan(SENT + 1.75)
+
+
 # -- what is known of the holder -------------------------------------------------------------------------------------
 
 

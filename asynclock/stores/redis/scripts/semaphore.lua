@@ -13,9 +13,11 @@ local function wants(who)
   return string.match(who, '^s(%d+)/(%d*)', 34)
 end
 
+local least = math.huge  -- whoever enters leaves room for the waiters that were woken, which may want fewer permits
 local function admits(who)
   local permits, slot = wants(who)
-  if redis.call('ZCARD', hold) + woken >= tonumber(permits or 0) then return false end
+  if last then least = math.min(least, tonumber((wants(last)))) end
+  if redis.call('ZCARD', hold) + woken >= math.min(tonumber(permits or 0), least) then return false end
   if slot ~= '' then
     for _, each in ipairs(redis.call('ZRANGE', hold, 0, -1)) do
       local _, other = wants(each)
