@@ -325,6 +325,9 @@ SERVES: dict[str, list[Step]] = {
         Pass(98_000),
         extend(),
     ],
+    "a stale waiter keeps its ticket while another one holds": [
+        *(acquire(), tries(YOUNGER, fresh=500), Pass(500), calls(THIRD), grants(FOURTH)),
+    ],
     "stale heads are passed over": [
         *(acquire(), tries(YOUNGER, fresh=999), tries(THIRD, fresh=1_000), tries(FOURTH, fresh=1_001), Pass(1_000)),
         *(grants(), grants(FOURTH)),

@@ -471,6 +471,10 @@ OWN: dict[str, dict[str, Play]] = {
                 Act(Verb.WAIT, YOUNGER, serve=Serve.WAKE, number=2),
             ],
         ),
+        "the ticket of an attempt at a slot has none": (
+            world("s2/0. s2/. s2/. s2/. s2/. s2/. s2/1. s2/1. s2/0.", "m"),
+            [acquire(), acquire(THIRD), both(SECOND_TRY), grants(), both(SECOND_TRY, number=2)],
+        ),
         "a peek of several names": (
             world("f", "f", "s1/."),
             [
