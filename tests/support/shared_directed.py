@@ -473,7 +473,10 @@ OWN: dict[str, dict[str, Play]] = {
         ),
         "the ticket of an attempt at a slot has none": (
             world("s2/0. s2/. s2/. s2/. s2/. s2/. s2/1. s2/1. s2/0.", "m"),
-            [acquire(), acquire(THIRD), both(SECOND_TRY), grants(), both(SECOND_TRY, number=2)],
+            [
+                *(acquire(), acquire(THIRD), both(SECOND_TRY), grants(), Act(Verb.ACQUIRE, FOURTH, name=1)),
+                both(SECOND_TRY, number=2),
+            ],
         ),
         "a peek of several names": (
             world("f", "f", "s1/."),
