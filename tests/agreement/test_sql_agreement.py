@@ -19,6 +19,7 @@ from asynclock.stores.sql import SQLStore
 from tests.support.directed import DIRECTED
 from tests.support.directed_operators import OPERATORS
 from tests.support.histories import STILL, YOUNGER, Ask, Pass, Step
+from tests.support.queued_releases import QUEUED_RELEASES, QueuedRelease
 from tests.support.shared_directed import FAMILIES, directed
 from tests.support.shared_histories import Play, plays
 from tests.support.sql_agreement import MUTEX_NAMES, WORLD_NAMES, SQLPlayer, SQLStage
@@ -56,6 +57,9 @@ class Theatre:
         names = WORLD_NAMES[: len(world.modes)]
         self.runner.run(SQLPlayer(self.stage, names).play_world(world, steps))
 
+    def release(self, kind: Kind, release: QueuedRelease) -> None:
+        self.runner.run(SQLPlayer(self.stage, MUTEX_NAMES).play_release(kind, release))
+
     def close(self) -> None:
         self.runner.run(self.stage.aclose())
         self.runner.close()
@@ -87,6 +91,22 @@ def test_decide_and_table_agree_on_named_histories(theatre: Theatre, kind: Kind)
     """Those that hold Redis to `decide`."""
     for steps in list((DIRECTED | OPERATORS).values())[:: theatre.every]:
         theatre.mutex(kind, steps)
+
+
+@KINDS
+def test_decide_and_table_agree_on_releases_that_others_wait_for(theatre: Theatre, kind: Kind) -> None:
+    """One statement does the most common of them on PostgreSQL (`serving.py`)."""
+    served = theatre.stage.served
+    served.clear()
+
+    @playing(500 // theatre.every)
+    @given(release=QUEUED_RELEASES)
+    def play_all(release: QueuedRelease) -> None:
+        theatre.release(kind, release)
+
+    play_all()
+    is_postgresql = theatre.stage.store.label.startswith("postgresql")
+    assert min(served[True], served[False]) > 20 if is_postgresql else not served
 
 
 def test_decide_and_table_agree_after_the_end_of_a_hold(theatre: Theatre) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock
-from asynclock.stores.sql import SQLStore, compare_and_set, lines, pool
+from asynclock import ConfigError, LockLost, QuorumUnavailable
+from asynclock.stores.sql import compare_and_set, lines, pool
+from asynclock.stores.sql.database import Database
+from tests.support.contended_rows import clients, contended_lease, get_the_lock, noted, waiter
 from tests.support.probes import contended, stores_of
 from tests.support.services.postgresql import own_postgresql
-from tests.support.sql_states import administered, idle_lines_of, read_state
-from tests.support.waiters import LONG, PATIENT, until
+from tests.support.sql_states import administered, idle_lines_of
+from tests.support.waiters import LONG, until
 
 TABLE = "compared"
 """Of the test that runs."""
@@ -36,57 +38,17 @@ def table(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(globals(), "TABLE", re.sub(r"\W", "_", name))
 
 
+@pytest.fixture(autouse=True)
+def by_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No statement serves the queue of a mutex without them (`test_sql_serving.py`)."""
+    monkeypatch.setattr(Database, "serves", lambda database, key: False)
+
+
 @pytest.fixture
 async def admin(url: str) -> AsyncIterator[AsyncConnection]:
     """A session of a stranger."""
     async with administered(url) as session:
         yield session
-
-
-@asynccontextmanager
-async def clients(url: str, number: int) -> AsyncIterator[list[Redlock]]:
-    """Each with a store of its own, as another process has it."""
-    async with AsyncExitStack() as stack:
-        made = [Redlock(SQLStore(url, TABLE), lease=LONG, **PATIENT) for _ in range(number)]
-        for each in made:
-            await stack.enter_async_context(each)
-            async with each("first"):  # so they make the table, and know that messages come
-                pass
-        yield made
-
-
-async def waiter(url: str, client: Redlock, name: str, before: int) -> asyncio.Task[Lease | None]:
-    """A task that waits, once its ticket is there behind so many others."""
-    waits = asyncio.create_task(client(name).acquire(timeout=None))
-    store = SQLStore(url, TABLE)
-
-    async def is_there() -> bool:
-        return len((await read_state(store, name)).queue) > before
-
-    async with asyncio.timeout(LONG):
-        while not await is_there():
-            await asyncio.sleep(0.01)
-    return waits
-
-
-async def contended_lease(
-    url: str, holder: Redlock, other: Redlock, name: str
-) -> tuple[Lease, asyncio.Task[Lease | None]]:
-    """A lease that another client waits for, as the holder knows; and that wait."""
-    lease = await holder(name).acquire(timeout=0)
-    assert lease is not None
-    waits = await waiter(url, other, name, 0)
-    await until(lambda: contended(lease))
-    return lease, waits
-
-
-async def get_the_lock(*waits: asyncio.Task[Lease | None]) -> None:
-    """In this order, and before the tickets are renewed, which is after 16 s: else nobody knows of the waiters."""
-    for each in waits:
-        async with asyncio.timeout(LONG / 10):
-            lease = await each
-        assert lease is not None
-        await lease.release()
 
 
 def after_next_read(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[], Awaitable[object]]) -> asyncio.Event:
@@ -105,25 +67,12 @@ def after_next_read(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[
     return done
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """The statements from now on that are about this name, as they are sent."""
-    fetch, sent = lines.AsyncpgLine.fetch, list[str]()
-
-    async def noting(line: lines.AsyncpgLine, sql: str, params: Mapping[str, Any] = {}) -> Any:
-        if any(str(each).startswith(name) for each in params.values()):
-            sent.append(sql)
-        return await fetch(line, sql, params)
-
-    monkeypatch.setattr(lines.AsyncpgLine, "fetch", noting)
-    return sent
-
-
 async def test_a_release_that_others_wait_for_is_two_statements(
     url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the five of a transaction. The waiter has the lock after it."""
-    async with clients(url, 2) as (holder, other):
-        lease, waits = await contended_lease(url, holder, other, name)
+    async with clients(url, TABLE, 2) as (holder, other):
+        lease, waits = await contended_lease(url, TABLE, holder, other, name)
         sent = noted(monkeypatch, name)
         await lease.release()
         assert ["xmin" in each for each in sent] == [True, True], sent
@@ -136,12 +85,12 @@ async def test_a_row_that_changes_after_the_read_is_not_overwritten(
     """A second waiter comes between the read and the write of a release. Its ticket stays: each gets the lock in its
     turn. The next op of that client on the name is a transaction at once."""
     monkeypatch.setattr(compare_and_set, "_HOT", LONG)
-    async with clients(url, 3) as (holder, first, second):
-        lease, wait = await contended_lease(url, holder, first, name)
+    async with clients(url, TABLE, 3) as (holder, first, second):
+        lease, wait = await contended_lease(url, TABLE, holder, first, name)
         waits = [wait]
 
         async def comes() -> None:
-            waits.append(await waiter(url, second, name, 1))
+            waits.append(await waiter(url, TABLE, second, name, 1))
 
         after_next_read(monkeypatch, name, comes)
         await lease.release()
@@ -157,8 +106,8 @@ async def test_a_row_made_anew_at_the_same_place_is_not_overwritten(
     url: str, admin: AsyncConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version is told by its writer, too: the place of a version that was removed may be used again."""
-    async with clients(url, 2) as (holder, other):
-        lease, waits = await contended_lease(url, holder, other, name)
+    async with clients(url, TABLE, 2) as (holder, other):
+        lease, waits = await contended_lease(url, TABLE, holder, other, name)
         places = list[str]()
 
         async def place() -> str:
@@ -196,8 +145,8 @@ async def test_f6_a_row_that_is_locked_after_the_read_is_written_once(
 ) -> None:
     """Another session locks the row between the read and the write of a release. Nothing is written, and the waiter is
     told nothing, until that session has ended."""
-    async with clients(url, 2) as (holder, other):
-        lease, waits = await contended_lease(url, holder, other, name)
+    async with clients(url, TABLE, 2) as (holder, other):
+        lease, waits = await contended_lease(url, TABLE, holder, other, name)
         session = await asyncpg.connect(url)
         try:
 
@@ -223,8 +172,8 @@ async def test_f23_a_connection_that_ends_before_the_write_loses_no_release(
 ) -> None:
     """The server ends all connections of the client between the read and the write. It is not known whether the release
     was carried out, so it is sent again: the waiter gets the lock."""
-    async with clients(url, 2) as (holder, other):
-        lease, waits = await contended_lease(url, holder, other, name)
+    async with clients(url, TABLE, 2) as (holder, other):
+        lease, waits = await contended_lease(url, TABLE, holder, other, name)
 
         async def cut() -> None:
             await admin.exec_driver_sql(
@@ -242,7 +191,7 @@ async def test_a_connection_outlives_an_op_that_is_refused_as_another_kind(
 ) -> None:
     """The rules refuse it after the read. Its connection is good for the next op."""
     monkeypatch.setattr(pool, "_KEPT", LONG)
-    async with clients(url, 1) as (client,):
+    async with clients(url, TABLE, 1) as (client,):
         async with client.read(name):
             (store,) = stores_of(client)
             before = idle_lines_of(store)
@@ -257,10 +206,10 @@ async def test_f6_a_locked_table_is_asked_by_transactions_only(
 ) -> None:
     """They wait 20 ms for it at first, and then in turn. A read without a lock waits longer, so once it has met the
     lock no further one is sent for a second."""
-    async with clients(url, 2) as (holder, other):
+    async with clients(url, TABLE, 2) as (holder, other):
         names = [f"{name}:{number}" for number in range(12)]
         leases = [await holder(each).acquire(timeout=0) for each in names]
-        waits = [await waiter(url, other, each, 0) for each in names]
+        waits = [await waiter(url, TABLE, other, each, 0) for each in names]
         await until(lambda: all(each is not None and contended(each) for each in leases))
         session, sent = await asyncpg.connect(url), noted(monkeypatch, name)
         try:
@@ -281,8 +230,8 @@ async def test_f6_a_locked_table_is_asked_by_transactions_only(
 async def test_a_standby_is_asked_by_a_transaction(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a standby shows may be behind its primary, so its read decides nothing. A transaction is refused there."""
     monkeypatch.setattr(compare_and_set, "IS_STANDBY", "true")
-    async with clients(url, 2) as (holder, other):
-        lease, waits = await contended_lease(url, holder, other, name)
+    async with clients(url, TABLE, 2) as (holder, other):
+        lease, waits = await contended_lease(url, TABLE, holder, other, name)
         sent = noted(monkeypatch, name)
         await lease.release()
         assert ["FOR UPDATE) AS t" in each for each in sent].count(True) == 1, sent

@@ -10,18 +10,19 @@ import asyncio
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from asynclock.rules.decide import decide
-from asynclock.rules.model import Kind, Notice, Op, Rule, State
+from asynclock.rules.model import Kind, Notice, Op, Rule, State, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.deciding import Change, vote_of
 from asynclock.stores.sql import SQLStore
-from asynclock.stores.sql.compare_and_set import CompareAndSet, Ended
+from asynclock.stores.sql.compare_and_set import CompareAndSet, Ended, Pauses
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.dialects import MySQL, SQLite
 from asynclock.stores.sql.lines import Line
@@ -29,10 +30,12 @@ from asynclock.stores.sql.listening import message_of
 from asynclock.stores.sql.mysql_single import MySQLClock, MySQLSingles
 from asynclock.stores.sql.rows import Row, resource_name, row_of, state_of
 from asynclock.stores.sql.sending import Asked
+from asynclock.stores.sql.serving import Served
 from asynclock.stores.sql.single import Singles
 from asynclock.stores.sql.transactions import Transactions
 from tests.support import histories
 from tests.support.histories import Ask, Foreign, Listen, Pass, Permit
+from tests.support.queued_releases import QueuedRelease
 from tests.support.shared_histories import AT, NAMES, World, Write, kind_of, op_of
 
 _prefixes = itertools.count()
@@ -75,6 +78,7 @@ class SQLStage:
         self.database: Database
         self.notices: list[Notice] = []
         self.now = 0.0
+        self.served: Counter[bool] = Counter()  # releases that were one statement: whether somebody waited
 
     async def open(self) -> SQLStage:
         store = self.store
@@ -110,6 +114,8 @@ class SQLStage:
         elif singles is not None:
             self.database.singles = BothStatements(self.store.label, table, self.database.dialect.now, pool)
             transactions.compare_and_set = BothWays(table, self.database.dialect.now, self._keep_all)
+            self.database._unserved = Pauses(0.0)
+            self.database.served = self._keep_served  # type: ignore[method-assign]
 
     async def aclose(self) -> None:
         ways = self.database.connected.compare_and_set
@@ -118,6 +124,12 @@ class SQLStage:
 
     async def _read_clock(self, line: Line) -> float:
         return self.now
+
+    def _keep_served(self, op: Op, key: str, served: Served) -> int | None:
+        notices = served.notices(op.name)
+        self.notices += notices
+        self.served[bool(notices)] += served.fence is not None
+        return served.fence
 
     def _keep_all(self, notices: Sequence[Notice], looks: Collection[str]) -> list[tuple[str, str]]:
         """They leave with the statement: nobody changes the row meanwhile."""
@@ -172,6 +184,7 @@ class SQLPlayer:
         self.states = [State() for _ in names]
         self._prefix = f"{next(_prefixes)}:"
         self._us = 1_700_000_000_123_457
+        self._turns = itertools.cycle((True, False))
 
     @property
     def now(self) -> float:
@@ -207,6 +220,12 @@ class SQLPlayer:
                     op, names = op_of(step, world, [state.at(self.now) for state in self.states], self._us)
                     await self._ask(op, names)
 
+    async def play_release(self, kind: Kind, release: QueuedRelease) -> None:
+        """Of a name in that state."""
+        await self.stage.set_time(self.now)
+        await self._put(0, release.state(self.now))
+        await self._ask(release.op(kind, self.now), (0,))
+
     async def _pass(self, ms: int) -> None:
         self._us += ms * 1000 + 1
         await self.stage.set_time(self.now)
@@ -216,6 +235,8 @@ class SQLPlayer:
         await self.stage.write(self._prefix + self.names[index], state)
 
     async def _ask(self, op: Op, names: tuple[int, ...]) -> None:
+        if op.verb is Verb.RELEASE and next(self._turns):  # as that of a hold for which others wait
+            op.queueing, op.fence = replace(op.queueing, contended=True), op.fence or 1
         now, before = self.now, [self.states[index] for index in names]
         met = [_with_counter(state, now) for state in before]
         notices: Sequence[Notice]

@@ -65,6 +65,23 @@ class NotRead(Exception):
     """The connection has ended before anything was written."""
 
 
+class Pauses:
+    """Names for which something is not tried for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: dict[str, float] = {}  # by key
+
+    def add(self, key: str) -> None:
+        self._until.pop(key, None)
+        self._until[key] = asyncio.get_running_loop().time() + self._seconds
+        if len(self._until) > _REMEMBERED:
+            del self._until[next(iter(self._until))]
+
+    def __contains__(self, key: str) -> bool:
+        return (until := self._until.get(key)) is not None and asyncio.get_running_loop().time() < until
+
+
 class CompareAndSet:
     """See the module. `messages` makes of notices the channels and the texts that a statement sends; None: it cannot
     send one of them."""
@@ -76,7 +93,7 @@ class CompareAndSet:
         messages: Callable[[Sequence[Notice], Collection[str]], Sequence[tuple[str, str]] | None],
     ) -> None:
         self._messages = messages
-        self._hot: dict[str, float] = {}  # by key: until when it is left to transactions
+        self._hot = Pauses(_HOT)  # left to transactions
         self._rests_until = -math.inf  # all are
         self._read = latest(table, ":name", f"{now}, {IS_STANDBY}, {_VERSION}, {COLUMNS}")
         # It waits for no lock of a row: another session may have it for long.
@@ -97,8 +114,12 @@ class CompareAndSet:
 
     def takes(self, key: str) -> bool:
         """Whether it is worth a try."""
-        now = asyncio.get_running_loop().time()
-        return self._rests_until <= now and self._hot.get(key, now) <= now
+        return not self.rests and key not in self._hot
+
+    @property
+    def rests(self) -> bool:
+        """Whether another session has locked the table a moment ago."""
+        return self._rests_until > asyncio.get_running_loop().time()
 
     def rest(self) -> None:
         """Another session has locked the table."""
@@ -140,7 +161,7 @@ class CompareAndSet:
             return written
         if written:
             return change, now
-        self._note_hot(key)
+        self._hot.add(key)
         return None
 
     async def _written(
@@ -151,12 +172,6 @@ class CompareAndSet:
             return await _answered(line, self._write, params)
         channels, texts = map(list, zip(*messages, strict=True))
         return await _answered(line, self._write_and_notify, {**params, "channels": channels, "messages": texts})
-
-    def _note_hot(self, key: str) -> None:
-        self._hot.pop(key, None)
-        self._hot[key] = asyncio.get_running_loop().time() + _HOT
-        if len(self._hot) > _REMEMBERED:
-            del self._hot[next(iter(self._hot))]
 
 
 async def _answered(line: Line, text: str, params: Mapping[str, Any]) -> Sequence[Any] | Ended:

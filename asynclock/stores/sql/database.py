@@ -12,7 +12,7 @@ from asynclock.rules.model import Verb
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.port import OLD, Busy, Reconnecting
 from asynclock.stores.sql.cleaning import Cleaning
-from asynclock.stores.sql.compare_and_set import CompareAndSet
+from asynclock.stores.sql.compare_and_set import CompareAndSet, Pauses
 from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource, is_of_mariadb
@@ -54,12 +54,16 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.charsets import Charset
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
+    from asynclock.stores.sql.serving import Served
     from asynclock.stores.sql.settings import Settings
     from asynclock.stores.transactional import Step
 
 log = logging.getLogger("asynclock")
 
 _Result = TypeVar("_Result")
+
+_UNSERVED = 1.0
+"""Seconds for which no release of a name tries to serve its queue by one statement, after one could not."""
 
 
 class Database:
@@ -77,6 +81,7 @@ class Database:
         self.batches: FileBatches | None = None  # of a file: transactions that ops share
         self._charset: Charset | None = None  # of names and labels; None: it has all of Unicode
         self._watch: TableWatch | None = None
+        self._unserved = Pauses(_UNSERVED)  # no statement can serve their queue
         self._doubt: Exception | None = None  # of the table: it must be prepared before the next op
         self._inbox: Inbox | None = None
         self._pool: Pool | None = None  # also while it is tried out
@@ -243,7 +248,7 @@ class Database:
         PostgreSQL can where push messages have arrived, which shows that its sessions are its own."""
         settings, pool = self.settings, transactions.pool
         if self.push.has_come:
-            self.singles = Singles(settings.label, settings.table, self.dialect.now, pool)
+            self.singles = Singles(settings.label, settings.table, self.dialect.now, pool, self._receivers)
             self.unflushed = self.unflushed or Unflushed()
             transactions.compare_and_set = CompareAndSet(settings.table, self.dialect.now, self._messages)
         elif is_of_mariadb(pool.source) and settings.driver == "asyncmy":
@@ -349,8 +354,10 @@ class Database:
 
     # -- ops and notices -----------------------------------------------------------------------------------------
 
-    async def transact(self, keys: Sequence[str], step: Step, *, checked: bool = True, brief: bool = False) -> None:
-        """See `TransactionalStore.transact`, and `Transactions.repeated`; `brief`: `Transactions.brief_step`."""
+    async def transact(
+        self, keys: Sequence[str], step: Step, *, checked: bool = True, brief: bool = False, locks: bool = False
+    ) -> None:
+        """See `TransactionalStore.transact`, and `Transactions.step`; `brief`: `Transactions.brief_step`."""
         try:
             with explained(self.settings.label):
                 looking, transactions = self.looking, self.connected
@@ -359,7 +366,7 @@ class Database:
                 if brief:
                     change, now = await transactions.brief_step(keys, step, looking)
                 else:
-                    change, now = await transactions.step(keys, step, looking, checked=checked)
+                    change, now = await transactions.step(keys, step, looking, checked=checked, locks=locks)
         except FileReplaced as error:  # of a look, too, after which nothing else would open the new file
             self.replaced(error)
             raise
@@ -424,6 +431,20 @@ class Database:
                 self.unflushed.flushed(answered)
         if self._inbox is not None and (not self.pushes or self._inbox.looks_for(key)):
             self._inbox.seen_plain(key, "" if op.verb is Verb.RELEASE else op.id, op.lease)
+
+    def serves(self, key: str) -> bool:
+        """Whether a release is to serve the queue of that name by one statement (`serving.py`). Where clients of this
+        loop look, or have looked, for their notices, they must see the new state."""
+        ways = self.transactions.compare_and_set if self.transactions is not None else None
+        return ways is not None and self._inbox is None and key not in self._unserved and not ways.rests
+
+    def served(self, op: Op, key: str, served: Served) -> int | None:
+        """That statement has found the row. The fence; None: it could not serve the queue."""
+        if served.fence is None:
+            self._unserved.add(key)
+        for notice in served.notices(op.name):
+            self._received(notice)
+        return served.fence
 
     def check_text(self, keys: Sequence[str], op: Op) -> None:
         """Raises Unfit for an op that cannot be written here."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import CLOCK_SKEW
 from asynclock.stores.sql.dialects import WRITABLE
@@ -159,7 +159,7 @@ class MySQLSingles(Sending[_Asked]):
         self._known = Known()
         self._waiting: deque[_Asked] = deque()
 
-    def add(self, group: str, values: Single, told: Callable[[int | None, Exception | None], Left]) -> Asked:
+    def add(self, group: str, values: Single, told: Callable[[Any, Exception | None], Left]) -> Asked:
         group = self._known.group(group, values.name)
         if (text := self._texts.get(group)) is None:
             text = self._texts[group] = statement(self._table, group, self._clock)

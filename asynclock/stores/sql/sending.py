@@ -40,7 +40,7 @@ class Single(NamedTuple):
 
     name: str  # the resource_name
     owner: str
-    info: str
+    info: str  # acquire: the node_info; of `serving.py`: the name of the lock
     number: int  # acquire: the client's clock in us; else the token
     lease: float
     memory: float
@@ -48,19 +48,20 @@ class Single(NamedTuple):
 
 class Asked(Begun):
     """An op that waits for its statement, or for the answer. `told` is called with its fence (None: the row is not
-    plain, or not free; nothing was done) or with its error, and says what is left to do."""
+    plain, or not free; nothing was done) or with its error, and says what is left to do. An op of `serving.py` gets a
+    `Served` in place of the fence."""
 
     __slots__ = ("_told", "group", "values")
 
-    def __init__(self, group: str, values: Single, told: Callable[[int | None, Exception | None], Left]) -> None:
+    def __init__(self, group: str, values: Single, told: Callable[[Any, Exception | None], Left]) -> None:
         super().__init__()
         self.group = group
         self.values = values
         self._told = told
 
-    def answer(self, fence: int | None, error: Exception | None = None) -> None:
+    def answer(self, found: Any, error: Exception | None = None) -> None:
         if not self.is_over:
-            self.end(self._told(fence, error))
+            self.end(self._told(found, error))
 
 
 class Known:
@@ -115,7 +116,7 @@ class Sending(ABC, Generic[_Asked]):
         """The same with a connection of its own, until each has its answer. `error`: that of the first attempt."""
 
     @abstractmethod
-    def add(self, group: str, values: Single, told: Callable[[int | None, Exception | None], Left]) -> Asked:
+    def add(self, group: str, values: Single, told: Callable[[Any, Exception | None], Left]) -> Asked:
         """Carry an op out; see `Asked`."""
 
     def begin(self, asked: _Asked) -> None:
@@ -183,13 +184,13 @@ class Sending(ABC, Generic[_Asked]):
             await asyncio.wait(set(self._workers), timeout=CLOSING)
 
 
-def tell(answers: Iterable[tuple[Asked, int | None, Exception | None]]) -> None:
-    """Give each its fence, or its error."""
+def tell(answers: Iterable[tuple[Asked, Any, Exception | None]]) -> None:
+    """Give each what was found, or its error."""
     left = deque(answers)
     try:
         while left:
-            asked, fence, error = left.popleft()
-            asked.answer(fence, error)
+            asked, found, error = left.popleft()
+            asked.answer(found, error)
     finally:
         if left:  # a handler has raised an exception
             asyncio.get_running_loop().call_soon(tell, left, context=Context())

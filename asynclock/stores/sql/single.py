@@ -1,4 +1,5 @@
 """One statement for an op, on PostgreSQL: an acquire of a free name, a release or an extend by its only holder.
+A release that others wait for has a statement of its own (`serving.py`).
 
 Such a statement finds a plain row (`rows.py`) or none, does what `decide` would do, and returns the fence. For another
 row it returns nothing; then the op is decided in a transaction. Ops of several names that are ready at the same time
@@ -24,9 +25,10 @@ from asynclock.stores.sql.limits import LIMIT, LOCKED
 from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
 from asynclock.stores.sql.sending import Asked, Known, Sending, Single, fail, tell
+from asynclock.stores.sql.serving import NEEDED, SERVE, Served, may_serve, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from asynclock.rules.model import Op
     from asynclock.stores.jobs import Left
@@ -40,7 +42,7 @@ TOGETHER = 64
 def single_of(key: str, op: Op) -> tuple[str, Single] | None:
     """The statement for an op, and its values; None: it needs a transaction. Pure."""
     queueing = op.queueing
-    if op.kind.parts or not fits(key) or not fits(op.id[:255]) or "\x00" in op.id or not op.id:
+    if op.kind.parts or not _fit(key, op):
         return None
     if op.verb is ACQUIRE:
         if op.plain or queueing.number > 1:  # it was refused before: others wait, or hold it
@@ -56,6 +58,16 @@ def single_of(key: str, op: Op) -> tuple[str, Single] | None:
         return None
     info = node_info(op.id) if op.verb is ACQUIRE else ""
     return group, Single(key, op.id, info, op.fence, op.lease, op.memory)
+
+
+def serving_of(key: str, op: Op) -> Single | None:
+    """The values of the statement that releases a name and serves its queue; None: the op needs another way. Pure."""
+    return Single(key, op.id, op.name, op.fence, 0.0, op.memory) if may_serve(op) and _fit(key, op) else None
+
+
+def _fit(key: str, op: Op) -> bool:
+    """Whether every database keeps both as they are."""
+    return fits(key) and fits(op.id[:255]) and "\x00" not in op.id and bool(op.id)
 
 
 def statement(table: str, now: str, group: str) -> str:
@@ -74,6 +86,8 @@ def statement(table: str, now: str, group: str) -> str:
             f", CASE WHEN bool_and(q.number BETWEEN 1 AND t.fence) OVER () THEN {_UNFLUSHED} END",
             f"{_FOUND}, fence",
         )
+    elif verb == SERVE:
+        found = f"{_FOUND}, {NEEDED}"
     mine = f"""WITH c AS MATERIALIZED (SELECT {now} AS now, {_LOCK_TIMEOUT} AS at_most),
         mine AS MATERIALIZED (
             SELECT q.*, c.now, t.*{more} FROM c CROSS JOIN {_GIVEN} LEFT JOIN LATERAL (
@@ -81,7 +95,7 @@ def statement(table: str, now: str, group: str) -> str:
                 FOR UPDATE SKIP LOCKED) AS t ON true)"""  # noqa: S608
     if verb == "acquire":
         return f"{mine}, {_acquire(table, int(span))}"
-    return f"{mine} {_change(table, group)}"
+    return f"{mine}, {serving(table)}" if verb == SERVE else f"{mine} {_change(table, group)}"
 
 
 def statement_of_one(table: str, now: str, group: str) -> str:
@@ -95,7 +109,11 @@ def statement_of_one(table: str, now: str, group: str) -> str:
     found = f"{now} AS now, {_VALUES}, {_FOUND}"
     if verb == "release":
         found += f", CASE WHEN CAST(:number AS bigint) BETWEEN 1 AND fence THEN {_UNFLUSHED} END"
+    elif verb == SERVE:
+        found += f", {NEEDED}"
     mine = f"{latest(table, ':name', found)} FOR UPDATE SKIP LOCKED"
+    if verb == SERVE:
+        return f"WITH mine AS ({mine}), {serving(table)}"
     return f"WITH mine AS ({mine}) {_change(table, group)}"
 
 
@@ -178,19 +196,21 @@ _CHANGES = {
 class Singles(Sending[Asked]):
     """The statements of one event loop."""
 
-    def __init__(self, label: str, table: str, now: str, pool: Pool) -> None:
+    def __init__(self, label: str, table: str, now: str, pool: Pool, here: Collection[str] = ()) -> None:
+        """`here`: the tags of the clients of this event loop. A statement sends them no messages."""
         super().__init__(label, pool)
+        self._here = here
         self._table = table
         self._now = now
         self._known = Known()
         self._waiting: dict[str, deque[Asked]] = {}  # by group
         self._texts: dict[tuple[object, str], str] = {}  # by what builds them, and group
 
-    def add(self, group: str, values: Single, told: Callable[[int | None, Exception | None], Left]) -> Asked:
-        def answered(fence: int | None, error: Exception | None) -> Left:
-            if fence is not None:
+    def add(self, group: str, values: Single, told: Callable[[Any, Exception | None], Left]) -> Asked:
+        def answered(found: Any, error: Exception | None) -> Left:
+            if found is not None:
                 self._known.add(values.name)
-            return told(fence, error)
+            return told(found, error)
 
         asked = Asked(self._known.group(group, values.name), values, answered)
         self.begin(asked)
@@ -220,7 +240,7 @@ class Singles(Sending[Asked]):
     async def send(self, taken: Sequence[Asked], line: Line) -> Callable[[], object]:
         found = await _answered(line, *self._statement(taken))
         if isinstance(found, Exception):
-            if meaning(found) is not Meaning.AGAIN:
+            if not _is_left_to_transactions(taken, found):
                 return partial(self._refused, taken, found)
             found = {}
         if len(taken) == 1:
@@ -252,20 +272,25 @@ class Singles(Sending[Asked]):
         if len(taken) > 1:
             return self._of_several(taken)
         (asked,) = taken
-        return self._text(statement_of_one, asked.group), {**asked.values._asdict(), "floor": FLOOR}
+        return self._text(statement_of_one, asked.group), {**asked.values._asdict(), **self._shared}
 
     def _of_several(self, taken: Sequence[Asked]) -> tuple[str, dict[str, Any]]:
         values = sorted((each.values for each in taken), key=lambda each: each.name.encode())
         columns = zip(Single._fields, map(list, zip(*values, strict=True)), strict=True)
-        return self._text(statement, taken[0].group), {**dict(columns), "floor": FLOOR}
+        return self._text(statement, taken[0].group), {**dict(columns), **self._shared}
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """Parameters that do not depend on the ops."""
+        return {"floor": FLOOR, "here": list(self._here)}
 
     def _text(self, build: Callable[[str, str, str], str], group: str) -> str:
         if (text := self._texts.get((build, group))) is None:
             text = self._texts[build, group] = build(self._table, self._now, group)
         return text
 
-    async def _fetch(self, taken: Sequence[Asked], error: Exception | None) -> dict[str, int]:
-        """The fences, by name. Empty if a lock was not free: then each op goes its own way. `error`: that of an attempt
+    async def _fetch(self, taken: Sequence[Asked], error: Exception | None) -> dict[str, Any]:
+        """As `_answered`. Empty if a lock was not free: then each op goes its own way. `error`: that of an attempt
         before. Raises the error of the database."""
         until, stale = asyncio.get_running_loop().time() + LIMIT, True
         while True:
@@ -282,23 +307,32 @@ class Singles(Sending[Asked]):
                 said = f"{self._label} did not end a statement within {LIMIT:g} s"
                 raise (Delayed(said) if failed.ended else TimeoutError(said)) from failed
             except Exception as failed:
-                means = meaning(failed)
-                if means is Meaning.AGAIN:
+                if _is_left_to_transactions(taken, failed):
                     return {}
                 # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
                 # its undo. Only an extend does no harm.
                 again = taken[0].group == "extend" or was_not_sent(failed)
-                if means is not Meaning.LOST or not stale or not again:
+                if meaning(failed) is not Meaning.LOST or not stale or not again:
                     raise
                 stale = False
                 self._pool.drop_idle()
 
 
-async def _answered(line: Line, text: str, params: Mapping[str, Any]) -> dict[str, int] | Exception:
-    """The fences, by name; or the error with which the server has answered. The connection is good after that."""
+async def _answered(line: Line, text: str, params: Mapping[str, Any]) -> dict[str, Any] | Exception:
+    """By name: the fences, or what was served; or the error with which the server has answered. The connection is good
+    after that."""
     try:
-        return {str(name): int(fence) for name, fence in await line.fetch(text, params)}
+        found = await line.fetch(text, params)
     except Exception as error:
         if ends_connection(error) or not is_answer(error):
             raise
         return error
+    return {str(name): Served(fence, *more[:-1]) if more else int(fence) for name, fence, *more in found}
+
+
+def _is_left_to_transactions(taken: Sequence[Asked], error: Exception) -> bool:
+    """Whether the statement has done nothing, and each op of it goes its own way. A queue that another program has
+    written is an error of any kind: the transaction says what is wrong with it."""
+    if meaning(error) is Meaning.AGAIN:
+        return True
+    return taken[0].group == SERVE and is_answer(error) and not ends_connection(error)

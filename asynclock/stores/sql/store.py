@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.pool import NullPool
@@ -16,8 +17,9 @@ from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.file_batches import FileOp
 from asynclock.stores.sql.pool import Pool
+from asynclock.stores.sql.serving import SERVE
 from asynclock.stores.sql.settings import Settings
-from asynclock.stores.sql.single import single_of
+from asynclock.stores.sql.single import serving_of, single_of
 from asynclock.stores.transactional import TransactionalNode, TransactionalStore
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Notice, Op
     from asynclock.stores.jobs import Left, Running
     from asynclock.stores.port import Grant, NodeConfig, Refused, Undone
+    from asynclock.stores.sql.serving import Served
     from asynclock.stores.transactional import Step
     from asynclock.stores.undelivered import PendingRelease
 
@@ -124,6 +127,11 @@ class SQLStore(TransactionalStore):
                 statement = _Statement(self, database, keys)
                 begun = singles.add(*single, statement.told)
                 statement.op = copy_of(op)  # while the server works
+                return begun, statement.votes
+            if singles is not None and database.serves(keys[0]) and (values := serving_of(keys[0], op)) is not None:
+                statement = _Statement(self, database, keys)
+                begun = singles.add(SERVE, values, statement.served)
+                statement.op = copy_of(op)
                 return begun, statement.votes
         asked = copy_of(op)
         step, votes = self.step_of([asked])
@@ -229,7 +237,18 @@ class _Statement:
         self.votes.append((fence, False))
         return None
 
-    async def _transact(self) -> None:
+    def served(self, served: Served | None, error: Exception | None) -> Left:
+        """The same of a release that serves the queue."""
+        if error is not None:
+            return self._database.failed_single(error)
+        if served is None:  # the row was locked, or has changed meanwhile
+            return partial(self._transact, locks=True)
+        if (fence := self._database.served(self.op, self._keys[0], served)) is None:
+            return self._transact
+        self.votes.append((fence, False))
+        return None
+
+    async def _transact(self, *, locks: bool = False) -> None:
         step, votes = self._store.step_of([self.op])
-        await self._database.transact(self._keys, step, checked=self.op.verb is not RELEASE)
+        await self._database.transact(self._keys, step, checked=self.op.verb is not RELEASE, locks=locks)
         self.votes[:] = votes

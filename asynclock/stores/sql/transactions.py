@@ -107,10 +107,11 @@ class Transactions:
         self.compare_and_set: CompareAndSet | None = None  # None: each op is a transaction of several statements
 
     async def step(
-        self, keys: Sequence[str], step: Step, looking: Collection[str], *, checked: bool = True
+        self, keys: Sequence[str], step: Step, looking: Collection[str], *, checked: bool = True, locks: bool = False
     ) -> tuple[Change, float]:
         """Carry out a step; what it returned, and the time of the server. `looking`: the tags of the clients of this
-        loop that look for their notices. `checked`: see `repeated`; a step with notices, which may grant, always is."""
+        loop that look for their notices. `checked`: see `repeated`; a step with notices, which may grant, always is.
+        `locks`: a statement for it has met another session: lock the row at once."""
 
         several = len(keys) > 1
         first = True  # this try waits for no row: only some connections may do that at the same time
@@ -122,8 +123,9 @@ class Transactions:
 
         until = asyncio.get_running_loop().time() + LIMIT
         try:
-            if self.compare_and_set is not None and len(keys) == 1 and self.compare_and_set.takes(keys[0]):
-                done = await self._compared(self.compare_and_set, keys[0], step, looking, until)
+            ways = None if locks or len(keys) != 1 else self.compare_and_set
+            if ways is not None and ways.takes(keys[0]):
+                done = await self._compared(ways, keys[0], step, looking, until)
                 if done is not None:
                     return done
             result: tuple[Change, float] = await self.repeated(
