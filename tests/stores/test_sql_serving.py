@@ -17,6 +17,7 @@ from asynclock.stores.sql import SQLStore, database, lines
 from asynclock.stores.sql.compare_and_set import Pauses
 from asynclock.stores.sql.listening import channel, notice_of
 from tests.support.contended_rows import clients, contended_lease, get_the_lock, noted, waiter
+from tests.support.gone_standby import standby_gone
 from tests.support.probes import contended
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
 from tests.support.sql_states import change_state, damage, read_rows, read_state
@@ -223,6 +224,17 @@ async def test_a_queue_of_another_program_is_explained_by_the_rules(url: str, na
         with pytest.raises(Exception, match="written by another program"):
             await lease.release()
         await damage(store, name, good)
+        await get_the_lock(wait)
+
+
+async def test_a_refused_acquire_waits_for_no_standby(server: PostgreSQL, name: str) -> None:
+    """It has only locked the row, where others wait for a hold."""
+    async with clients(server.url, TABLE, 2) as (holder, other):
+        lease, wait = await contended_lease(server.url, TABLE, holder, other, name)
+        async with standby_gone(server), asyncio.timeout(LIMIT):
+            assert await other(name).acquire(timeout=0) is None
+            assert await holder(name).acquire(timeout=0) is None
+        await lease.release()
         await get_the_lock(wait)
 
 

@@ -104,10 +104,13 @@ def statement_of_one(table: str, now: str, group: str) -> str:
     if verb == "acquire":
         return f"""WITH c AS MATERIALIZED (SELECT {now} AS now, {_LOCK_TIMEOUT} AS at_most, {_VALUES}),
             t AS MATERIALIZED ({latest(table, ":name", _FOUND)} FOR UPDATE SKIP LOCKED),
-            mine AS MATERIALIZED (SELECT c.*, t.*, {_first(table, int(span))} AS first FROM c LEFT JOIN t ON true),
+            mine AS MATERIALIZED (
+                SELECT c.*, t.*, {_first(table, int(span))} AS first, {_REFUSED} FROM c LEFT JOIN t ON true),
             {_acquire(table, int(span))}"""  # noqa: S608
     found = f"{now} AS now, {_VALUES}, {_FOUND}"
-    if verb == "release":
+    if verb == "reacquire":
+        found += f", {_REFUSED}"
+    elif verb == "release":
         found += f", CASE WHEN CAST(:number AS bigint) BETWEEN 1 AND fence THEN {_UNFLUSHED} END"
     elif verb == SERVE:
         found += f", {NEEDED}"
@@ -178,6 +181,9 @@ _LOCK_TIMEOUT = f"set_config('lock_timeout', '{int(LOCKED * 1000)}', true)"
 
 _UNFLUSHED = "set_config('synchronous_commit', 'off', true)"
 """The same: the commit of this statement returns before it is on a disk."""
+
+_REFUSED = f"CASE WHEN state IS NOT NULL THEN {_UNFLUSHED} END"
+"""Of an acquire of one name: it does nothing there, but its lock of the row would be flushed."""
 
 _TAKEN = (
     "owner = m.owner, node_info = m.info, count = 1, fence = {fence}, expires_at = m.now + m.lease, "
