@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
 import pytest
 
-from asynclock import LockLost, Redlock
+from asynclock import LockLost, QuorumUnavailable, Redlock
 from asynclock.rules.model import ID_LENGTH, Entry, Notice
 from asynclock.stores.sql import SQLStore, database, lines
 from asynclock.stores.sql.compare_and_set import Pauses
@@ -224,6 +225,39 @@ async def test_a_queue_of_another_program_is_explained_by_the_rules(url: str, na
         with pytest.raises(Exception, match="written by another program"):
             await lease.release()
         await damage(store, name, good)
+        await get_the_lock(wait)
+
+
+async def test_f23_a_release_at_a_server_that_takes_no_writes_is_sent_again(
+    url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a standby that answers after a failover. Nothing is written, and the waiter gets the lock later."""
+    fetch, run, refuses = lines.AsyncpgLine.fetch, lines.AsyncpgLine.run, True
+
+    async def set_up(line: lines.AsyncpgLine) -> None:
+        await run(line, f"SET default_transaction_read_only = {'on' if refuses else 'off'}")
+
+    async def fetching(line: lines.AsyncpgLine, sql: str, params: Mapping[str, Any] = {}) -> Any:
+        if serves(sql):
+            await set_up(line)
+        return await fetch(line, sql, params)
+
+    async def running(line: lines.AsyncpgLine, sql: str) -> None:
+        if sql.startswith("BEGIN"):
+            await set_up(line)
+        await run(line, sql)
+
+    async with clients(url, TABLE, 2) as (holder, other):
+        lease, wait = await contended_lease(url, TABLE, holder, other, name)
+        store = SQLStore(url, TABLE)
+        before = await read_state(store, name)
+        monkeypatch.setattr(lines.AsyncpgLine, "fetch", fetching)
+        monkeypatch.setattr(lines.AsyncpgLine, "run", running)
+        with suppress(QuorumUnavailable):
+            await lease.release()
+        assert (await read_state(store, name)).holds == before.holds
+        assert not wait.done()
+        refuses = False
         await get_the_lock(wait)
 
 
