@@ -13,7 +13,7 @@ local function wants(who)
   return string.match(who, '^s(%d+)/(%d*)', 34)
 end
 
-local least = math.huge  -- whoever enters leaves room for the waiters that were woken, which may want fewer permits
+local least = math.huge  -- the fewest permits of the waiters that were woken: who enters beside them does not keep them out
 local function admits(who)
   local permits, slot = wants(who)
   if last then least = math.min(least, tonumber((wants(last)))) end
