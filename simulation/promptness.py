@@ -13,7 +13,7 @@ from asynclock.rules.semaphore import wants
 from simulation.calm import SINCE, has_no_majority
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from asynclock.rules.model import Entry, Part
     from simulation.plan import LockPlan
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 _EMPTY = State()
+
+_POLLED = 0.25
+"""Seconds between two questions of a waiter that gets no notices, at most."""
 
 
 class Promptness:
@@ -67,7 +70,8 @@ class Promptness:
             if wait.lock.name == lock.name and _is_watched(wait.lock) and wait.began < now - SINCE
         ]
         if waiting and not any(has_no_majority(wait.client) for wait in waiting):
-            self._world.schedule.at(now + self._calm.within, self._look_after, lock.name, now, waiting)
+            polled = _POLLED if self._polls(waiting) else 0.0  # a waiter finds then that it was granted the name
+            self._world.schedule.at(now + self._calm.within + polled, self._look_after, lock.name, now, waiting)
 
     def _look_after(self, name: str, since: float, waiting: Sequence[Wait]) -> None:
         if self._entered_at.get(name, -math.inf) >= since:
@@ -88,7 +92,7 @@ class Promptness:
         names = {part.name for wait in waiting for part in wait.lock.parts} if calm <= now else set[str]()
         holds = {name: self._holds(name) for name in names - self._uneven}
         writers = {part.name for wait in waiting for part in wait.lock.parts if part.kind.letter == WRITE.letter}
-        polls = bool(self._world.plan.mute) or any(wait.client.slot in self._deaf for wait in waiting)
+        polls = self._polls(waiting)
         for wait in waiting:
             watched = all(part.name in holds for part in wait.lock.parts) and not (polls and wait.lock.kind.parts)
             if not watched or has_no_majority(wait.client) or not _may_enter(wait.lock.parts, holds, writers):
@@ -101,6 +105,10 @@ class Promptness:
             since = max(wait.free_since, wait.began + SINCE, calm)
             if now - since > self._calm.within + self._renewal(wait) and wait.client in self._world.live():
                 self._world.judge.fail("served late", f"{wait.lock.name} is free since {since:.6f}, and {wait} waits")
+
+    def _polls(self, waiting: Iterable[Wait]) -> bool:
+        """Whether some of them may get no notices."""
+        return bool(self._world.plan.mute) or any(wait.client.slot in self._deaf for wait in waiting)
 
     def _renewal(self, wait: Wait) -> float:
         """Seconds until its waiter asks in any case, where no more is promised: behind more tickets of the dead than
